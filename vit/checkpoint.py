@@ -1,0 +1,217 @@
+"""Checkpoints: one safetensors file with the weights and, as metadata, all that is needed to use them.
+
+    model, checkpoint = load("assets/weights/vit-cifar10.safetensors")
+    model, checkpoint = load("tutorial.pth", num_heads=8)     # a plain state dict; see checkpoint.assumed
+    save(model, checkpoint, "mine.safetensors", half=True)
+
+Files are read as strangers' files: nothing is ever unpickled, sizes are taken from the tensors that are
+really there, and whatever does not fit raises CheckpointError with one sentence.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vit.model import VisualTransformer, pick_device
+from vit.state_dict import Architecture, describe, fill
+
+BUNDLED = Path(__file__).parents[1] / "assets" / "weights" / "vit-cifar10.safetensors"
+_METADATA_KEY = "patchlight"
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be used as a checkpoint; its text is one sentence for the person who chose it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known of some weights."""
+
+    architecture: Architecture
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]  # one per channel, of pixels scaled to 0..1
+    std: tuple[float, ...]
+    provenance: Mapping[str, str | int | float] = field(
+        default_factory=dict
+    )  # command, data, epochs, seed, …
+    top_logit_percentiles: tuple[float, ...] = ()  # 0th to 100th, of the largest logit on held-out pictures
+    assumed: tuple[str, ...] = ()  # what the file did not say, in words
+    name: str = ""  # the file's name
+    id: str = ""  # first 12 hex digits of the file's SHA-256
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy from 0 to 1 as measured when the file was made, or None."""
+        value = self.provenance.get("accuracy")
+        return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
+
+    def top_logit_percentile(self, largest_logit: float) -> float | None:
+        """Share of held-out pictures, 0 to 1, whose largest logit was below this one; None if unknown."""
+        if not self.top_logit_percentiles:
+            return None
+        below = sum(value < largest_logit for value in self.top_logit_percentiles)
+        return below / len(self.top_logit_percentiles)
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    num_heads: int | None = None,
+    img_size: tuple[int, int] | None = None,
+    class_names: tuple[str, ...] | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> tuple[VisualTransformer, Checkpoint]:
+    """The model, in eval mode and float32, and what is known of it.
+
+    Takes our safetensors files, and plain state dicts with the tutorial's names (.safetensors, .pt, .pth;
+    `module.` and `_orig_mod.` are stripped). What a state dict cannot tell is assumed as in the tutorial (8
+    heads, mean and std 0.5, CIFAR-10's class names where there are ten), overridden by the arguments, and
+    listed in `checkpoint.assumed`. CheckpointError says what is wrong with a file; ValueError with `device`.
+    """
+    path = Path(path)
+    device = device if isinstance(device, torch.device) else pick_device(device)
+    tensors, told = _read(path)
+    overrides = {
+        "num_heads": num_heads,
+        "img_size": img_size,
+        "class_names": class_names,
+        "mean": mean,
+        "std": std,
+    }
+    told |= {name: value for name, value in overrides.items() if value is not None}
+    try:
+        checkpoint = Checkpoint(**describe(tensors, told))
+        model = fill(checkpoint.architecture, tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} cannot be used: {error}.") from error
+    checkpoint = replace(checkpoint, name=path.name, id=file_id(path))
+    return model.to(device).eval(), checkpoint
+
+
+def save(
+    model: VisualTransformer, checkpoint: Checkpoint, path: str | Path, *, half: bool = False
+) -> Checkpoint:
+    """Write one safetensors file, whole or not at all; `half` stores float16. Returns it with name and id."""
+    path = Path(path)
+    facts = {
+        "format": 1,
+        "architecture": asdict(checkpoint.architecture),
+        "class_names": checkpoint.class_names,
+        "mean": checkpoint.mean,
+        "std": checkpoint.std,
+        "provenance": dict(checkpoint.provenance),
+        "top_logit_percentiles": checkpoint.top_logit_percentiles,
+    }
+    dtype = torch.float16 if half else torch.float32
+    tensors = {
+        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, partial, metadata={_METADATA_KEY: json.dumps(facts)})
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return replace(checkpoint, assumed=(), name=path.name, id=file_id(path))
+
+
+def file_id(path: str | Path) -> str:
+    """First 12 hex digits of the file's SHA-256."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def find_checkpoints(runs: str | Path | None = None) -> list[Path]:
+    """The safetensors files in the runs folder (PATCHLIGHT_RUNS, else `runs`) and below, newest first."""
+    folder = Path(runs or os.environ.get("PATCHLIGHT_RUNS") or "runs").expanduser()
+    found = [path for pattern in ("*.safetensors", "*/*.safetensors") for path in folder.glob(pattern)]
+    return sorted((path for path in found if not path.name.startswith(".")), key=_age)
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # deleted between listing and asking
+        return 0.0
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """The tensors by name, and the metadata of ours if there is any."""
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint file at {path}.")
+    with path.open("rb") as file:
+        start = file.read(9)
+    if not start:
+        raise CheckpointError(f"{path.name} is empty (0 bytes): copy or download it again.")
+    try:
+        if start[:2] == b"PK" or start[:1] == b"\x80":
+            return _read_torch(path), {}
+        if start[8:9] == b"{":
+            return _read_safetensors(path)
+    except (safetensors.SafetensorError, OSError, EOFError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path.name} is damaged or cut short: copy or download it again.") from error
+    raise CheckpointError(
+        f"{path.name} is not a checkpoint: choose a safetensors file, or a state dict saved by torch.save."
+    )
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict]:
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    told = {}
+    if _METADATA_KEY in metadata:
+        try:
+            told = json.loads(metadata[_METADATA_KEY])
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path.name} has metadata that cannot be read.") from error
+        if not isinstance(told, dict):
+            raise CheckpointError(f"{path.name} has metadata that cannot be read.")
+    return _strip(load_file(path), path), told
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path.name} holds more than tensors, or is damaged; Patchlight runs no code from a file, so"
+            " save only the weights with torch.save(model.state_dict(), …) and choose that file."
+        ) from error
+    except RuntimeError as error:  # what torch raises for a broken zip archive
+        raise CheckpointError(f"{path.name} is damaged or cut short: copy or download it again.") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict):
+        raise CheckpointError(
+            f"{path.name} holds no state dict: save model.state_dict() and choose that file."
+        )
+    return _strip(loaded, path)
+
+
+def _strip(tensors: dict, path: Path) -> dict[str, Tensor]:
+    """The tensors, by names without what torch.compile and DataParallel put before them."""
+    stripped = {}
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"{path.name} holds something that is not a tensor under {str(name)[:80]!r}."
+            )
+        # clone: a stranger's tensors may share memory, or be one number spread over a huge shape
+        stripped[re.sub(r"^(?:module\.|_orig_mod\.)+", "", name)] = tensor
+    return stripped

@@ -1,0 +1,206 @@
+"""How good a checkpoint is on labelled pictures, and what it says to each of them.
+
+    predictions = predict(model, checkpoint, load_pictures())
+    metrics = measure(predictions, checkpoint.class_names)
+    metrics.accuracy, metrics.interval                     # 0.85, (0.84, 0.86)
+
+Predictions are kept in a small file, so that the page can offer a model's mistakes at once.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vit.checkpoint import Checkpoint
+from vit.datasets import Pictures, cache_folder
+from vit.images import normalise
+from vit.model import VisualTransformer
+
+BATCH = 64  # on a CPU larger batches leave the cache and are slower
+_INTERVAL_Z = 1.959964  # 95 % of a normal distribution lie within
+
+
+class Cancelled(Exception):
+    """Raised by a progress callback to end the work; nothing is kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What one checkpoint says to each picture of one data set."""
+
+    checkpoint_id: str
+    data_digest: str
+    ids: np.ndarray  # (n,) str, as in Pictures
+    labels: np.ndarray  # (n,) uint8
+    classes: np.ndarray  # (n,) uint8, the most probable
+    probabilities: np.ndarray  # (n,) float32, of that class
+    top_logits: np.ndarray  # (n,) float32, its logit
+
+    def save(self, path: Path) -> None:
+        """Write one npz file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            with partial.open("wb") as file:
+                np.savez_compressed(
+                    file,
+                    facts=np.array(json.dumps([self.checkpoint_id, self.data_digest])),
+                    ids=self.ids.astype("S12"),
+                    labels=self.labels,
+                    classes=self.classes,
+                    probabilities=self.probabilities.astype(np.float16),
+                    top_logits=self.top_logits.astype(np.float16),
+                )
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """One class. Precision is the share of right ones among those called it, recall among those that are."""
+
+    name: str
+    pictures: int
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Accuracy with its 95 % interval (Wilson 1927), per class figures, and who is taken for whom."""
+
+    pictures: int
+    accuracy: float  # 0 to 1
+    interval: tuple[float, float]
+    classes: tuple[ClassMetrics, ...]
+    confusion: tuple[tuple[int, ...], ...]  # K rows of true classes, K columns of predicted ones
+
+
+def predict(
+    model: VisualTransformer,
+    checkpoint: Checkpoint,
+    pictures: Pictures,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Predictions:
+    """Classify every picture. `progress(done, total, what)` may raise Cancelled.
+
+    ValueError if model and data do not belong together (other classes, another size of picture).
+    """
+    _check_match(checkpoint, pictures)
+    device = next(model.parameters()).device
+    n = len(pictures)
+    logits = np.empty((n, len(checkpoint.class_names)), np.float32)
+    with torch.inference_mode():
+        for start in range(0, n, BATCH):
+            batch = normalise(pictures.images[start : start + BATCH], checkpoint).to(device)
+            logits[start : start + len(batch)] = model(batch).float().cpu().numpy()
+            if progress:
+                progress(start + len(batch), n, "pictures classified")
+    classes = logits.argmax(axis=1)
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return Predictions(
+        checkpoint_id=checkpoint.id,
+        data_digest=pictures.digest,
+        ids=pictures.ids,
+        labels=pictures.labels.astype(np.uint8),
+        classes=classes.astype(np.uint8),
+        probabilities=1 / shifted.sum(axis=1),
+        top_logits=logits.max(axis=1),
+    )
+
+
+def measure(predictions: Predictions, class_names: tuple[str, ...]) -> Metrics:
+    """The figures that follow from some predictions. A class never seen or never predicted scores 0."""
+    K = len(class_names)
+    confusion = np.zeros((K, K), np.int64)
+    np.add.at(confusion, (predictions.labels, predictions.classes), 1)
+    hits, truly, called = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    classes = []
+    for k, name in enumerate(class_names):
+        precision = hits[k] / called[k] if called[k] else 0.0
+        recall = hits[k] / truly[k] if truly[k] else 0.0
+        f1 = 2 * hits[k] / (called[k] + truly[k]) if called[k] + truly[k] else 0.0
+        classes.append(ClassMetrics(name, int(truly[k]), float(precision), float(recall), float(f1)))
+    n = len(predictions.labels)
+    right = int(hits.sum())
+    return Metrics(
+        pictures=n,
+        accuracy=right / n if n else 0.0,
+        interval=wilson_interval(right, n),
+        classes=tuple(classes),
+        confusion=tuple(tuple(map(int, row)) for row in confusion),
+    )
+
+
+def wilson_interval(right: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share, 0 to 1 (Wilson 1927); it holds near 0 and 1 and for few pictures too."""
+    if n == 0:
+        return 0.0, 1.0
+    share, z = right / n, _INTERVAL_Z
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def top_logit_percentiles(predictions: Predictions) -> tuple[float, ...]:
+    """The 0th to 100th percentile of the largest logit: what a checkpoint keeps to recognise strangers."""
+    return tuple(np.percentile(predictions.top_logits, range(101)).round(4).tolist())
+
+
+def kept_predictions(checkpoint_path: Path, checkpoint: Checkpoint, data_digest: str) -> Predictions | None:
+    """The predictions shipped beside a checkpoint, or kept in the cache; None if there are none that fit."""
+    for path in (shipped_path(checkpoint_path), cached_path(checkpoint.id, data_digest)):
+        predictions = _read(path)
+        if predictions and (predictions.checkpoint_id, predictions.data_digest) == (
+            checkpoint.id,
+            data_digest,
+        ):
+            return predictions
+    return None
+
+
+def shipped_path(checkpoint_path: Path) -> Path:
+    return checkpoint_path.with_suffix(".predictions.npz")
+
+
+def cached_path(checkpoint_id: str, data_digest: str) -> Path:
+    return cache_folder() / "predictions" / f"{checkpoint_id}-{data_digest[:12]}.npz"
+
+
+def _read(path: Path) -> Predictions | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            checkpoint_id, data_digest = json.loads(str(file["facts"]))
+            arrays = [file[name] for name in ("ids", "labels", "classes", "probabilities", "top_logits")]
+    except (OSError, ValueError, KeyError, EOFError):
+        return None  # a damaged file is as good as none: predictions are computed anew
+    ids, labels, classes, probabilities, top_logits = arrays
+    return Predictions(
+        checkpoint_id, data_digest, ids.astype("U12"), labels, classes,
+        probabilities.astype(np.float32), top_logits.astype(np.float32),
+    )  # fmt: skip
+
+
+def _check_match(checkpoint: Checkpoint, pictures: Pictures) -> None:
+    if pictures.class_names != checkpoint.class_names:
+        raise ValueError(
+            f"{checkpoint.name or 'the checkpoint'} knows the classes {', '.join(checkpoint.class_names)}; "
+            f"{pictures.name} has {', '.join(pictures.class_names)}"
+        )
+    if pictures.images.shape[1:3] != checkpoint.architecture.img_size:
+        height, width = checkpoint.architecture.img_size
+        raise ValueError(
+            f"{checkpoint.name or 'the checkpoint'} takes pictures of {width} x {height} px; those of "
+            f"{pictures.name} have {pictures.images.shape[2]} x {pictures.images.shape[1]} px"
+        )

@@ -1,0 +1,91 @@
+"""One Explanation per batch of pictures: what the model says, and where it looks.
+
+    explanation = explain(model, x)                                  # rollout to CLS through all layers
+    explanation = explain(model, x, "raw", layer=5, head=2)          # one head of one layer
+    explanation.relevance                                            # (B, GY, GX), the method's own values
+
+Layers, heads and tokens count from 0 here; pages and commands, which count from 1, translate.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vit.attention import (
+    Fusion,
+    fuse_heads,
+    rollout_by_head,
+    rollout_by_layer,
+    token_column,
+    token_grid,
+    token_row,
+)
+from vit.model import MAPS_PART, VisualTransformer
+from vit.parts import in_parts
+
+METHODS = ("rollout", "raw")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found, on the device of the model, without gradients."""
+
+    logits: Tensor  # (B, K)
+    probabilities: Tensor  # (B, K)
+    attention: Tensor  # (B, L, H, N, N), rows sum to 1
+    rollout: Tensor  # (B, L, N, N), from the input up to each layer
+    relevance: Tensor  # (B, GY, GX), the chosen token's values over the patches
+    method: str
+    token: int
+
+
+def explain(
+    model: VisualTransformer,
+    x: Tensor,
+    method: str = "rollout",
+    token: int = 0,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    looked_at: bool = False,
+    head_fusion: Fusion = "mean",
+    discard_ratio: float = 0.0,
+    residual: float = 0.5,
+    start_layer: int = 0,
+) -> Explanation:
+    """Explain pictures (B, C, height, width), normalised as by `vit.prepare`.
+
+    method       "rollout" up to `layer` (the last if None), or the "raw" attention of that layer
+    token        whose view is taken: 0 is CLS, patches follow row by row
+    head         one head alone; None fuses all by `head_fusion`. Under rollout the layers below stay fused
+    looked_at    who looks at the token (its column) instead of where it looks (its row)
+    the rest     as in `attention_rollout`
+
+    The model's mode, parameters and gradients are as before. ValueError for arguments out of range.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method is {' or '.join(METHODS)}, not {method!r}")
+    for name, value, count in (("layer", layer, model.num_layers), ("head", head, model.num_heads)):
+        if value is not None and not 0 <= value < count:
+            raise ValueError(f"{name} lies from 0 to {count - 1}, not {value}")
+    layer = model.num_layers - 1 if layer is None else layer
+    rollout_options = (head_fusion, discard_ratio, residual, start_layer)
+    view = token_column if looked_at else token_row
+
+    def compute(x: Tensor) -> tuple[Tensor, ...]:
+        trace = model.trace(x)
+        attention = trace.maps
+        rollout = rollout_by_layer(attention, *rollout_options)
+        if method == "raw":
+            chosen = attention[:, layer]  # (B, H, N, N)
+            chosen = fuse_heads(chosen, head_fusion) if head is None else chosen[:, head]
+        elif head is None:
+            chosen = rollout[:, layer]
+        else:
+            chosen = rollout_by_head(attention, *rollout_options, by_layer=rollout)[:, layer, head]
+        relevance = token_grid(view(chosen, token), model.grid)
+        return trace.logits, trace.logits.softmax(dim=-1), attention, rollout, relevance
+
+    with torch.no_grad():
+        return Explanation(*in_parts(compute, MAPS_PART, x), method, token)
