@@ -3,6 +3,7 @@
     explanation = explain(model, x)                                  # rollout to CLS through all layers
     explanation = explain(model, x, "raw", layer=5, head=2)          # one head of one layer
     explanation.relevance                                            # (B, GY, GX), the method's own values
+    logits, attention, rollout = cls_rows(model, x)                  # no whole maps: for thousands of pictures
 
 Layers, heads and tokens count from 0 here; pages and commands, which count from 1, translate.
 """
@@ -89,3 +90,55 @@ def explain(
 
     with torch.no_grad():
         return Explanation(*in_parts(compute, MAPS_PART, x), method, token)
+
+
+def head_rows(
+    explanation: Explanation,
+    method: str = "rollout",
+    token: int = 0,
+    *,
+    looked_at: bool = False,
+    head_fusion: Fusion = "mean",
+    discard_ratio: float = 0.0,
+    residual: float = 0.5,
+    start_layer: int = 0,
+) -> Tensor:
+    """(B, L, H + 1, N): one token's weights in every layer and head, and last with all heads fused.
+
+    Arguments as in `explain`; the four of rollout must be those that `explanation` was made with.
+    """
+    options = (head_fusion, discard_ratio, residual, start_layer)
+    attention, fused = explanation.attention, explanation.rollout
+    if method == "raw":
+        heads, fused = attention, fuse_heads(attention, head_fusion)
+    else:
+        heads = rollout_by_head(attention, *options, by_layer=fused)
+    view = token_column if looked_at else token_row
+    return torch.cat((view(heads, token), view(fused, token)[:, :, None]), dim=2)
+
+
+def cls_rows(
+    model: VisualTransformer,
+    x: Tensor,
+    *,
+    head_fusion: Fusion = "mean",
+    discard_ratio: float = 0.0,
+    residual: float = 0.5,
+    start_layer: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (B, K), and the rows of CLS alone: attention (B, L, H, N) and rollout by layer (B, L, N).
+
+    The same numbers as in `explain`, which keeps all rows: 65 times as many at the default size.
+    """
+
+    def compute(x: Tensor) -> tuple[Tensor, ...]:
+        trace = model.trace(x)
+        maps = [layer.map for layer in trace.layers]  # not trace.maps, which copies them all
+        fused = [fuse_heads(attention, head_fusion)[:, None] for attention in maps]
+        # one head is left, which any fusion leaves as it is
+        rollout = rollout_by_layer(fused, "mean", discard_ratio, residual, start_layer)
+        rows = torch.stack([attention[:, :, 0] for attention in maps], dim=1)
+        return trace.logits, rows, rollout[:, :, 0]
+
+    with torch.no_grad():
+        return in_parts(compute, MAPS_PART, x)

@@ -81,9 +81,7 @@ def draw(
     largest. Weights above it are drawn like it, those below 0 like 0, a map without weight evenly dark.
     ValueError for weights that are not finite, and for arrays of another shape or type.
     """
-    picture = np.asarray(picture)
-    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8 or 0 in picture.shape:
-        raise ValueError(f"the picture must be (H, W, 3) uint8, not {picture.shape} {picture.dtype}")
+    picture = _pixels(picture)
     share = _share(relevance, top)  # (..., GY, GX)
     height, width = picture.shape[:2] if size_px is None else size_px
     if height < 1 or width < 1:
@@ -109,9 +107,6 @@ def colormap(name: Colors) -> np.ndarray:
     return np.rint(channels).astype(np.uint8).T
 
 
-# ---- from weights to pixels -----------------------------------------------------------------------------
-
-
 def _srgb_to_linear(srgb: np.ndarray) -> np.ndarray:
     return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
 
@@ -125,6 +120,13 @@ def _linear_to_srgb(linear: np.ndarray) -> np.ndarray:
 _STEPS = 16_384
 _LINEAR = (_srgb_to_linear(np.arange(256) / 255) * _STEPS).astype(np.float32)
 _SRGB = np.rint(255 * _linear_to_srgb((np.arange(_STEPS) + 0.5) / _STEPS)).astype(np.uint8)
+
+
+def _pixels(picture: ArrayLike) -> np.ndarray:
+    picture = np.asarray(picture)
+    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8 or 0 in picture.shape:
+        raise ValueError(f"the picture must be (H, W, 3) uint8, not {picture.shape} {picture.dtype}")
+    return picture
 
 
 def _share(relevance: ArrayLike, top: float | None) -> np.ndarray:
@@ -195,7 +197,21 @@ def _heat(source: np.ndarray, share: np.ndarray, mix: Mix, style: Style) -> np.n
     return blend.astype(np.uint8)
 
 
-# ---- all layers and heads -------------------------------------------------------------------------------
+def outline(drawn: np.ndarray, cell: tuple[int, int], grid: tuple[int, int]) -> np.ndarray:
+    """A copy of (h, w, 3) uint8 with the patch at `cell` (row, column, from 0) framed in the accent colour."""
+    h, w = drawn.shape[:2]
+    (row, column), (GY, GX) = cell, grid
+    image = Image.fromarray(drawn)
+    pen, line_px = ImageDraw.Draw(image), max(1, round(max(h, w) / 224))
+    for color, inset_px, thick_px in (("black", 0, 3 * line_px), (ACCENT, line_px, line_px)):
+        box = (
+            column * w // GX + inset_px,
+            row * h // GY + inset_px,
+            (column + 1) * w // GX - 1 - inset_px,
+            (row + 1) * h // GY - 1 - inset_px,
+        )
+        pen.rectangle(box, outline=color, width=thick_px)
+    return np.array(image)
 
 
 def sheet(
@@ -215,7 +231,7 @@ def sheet(
     head would leave the others black. `shared_scale` compares how much they look there instead. ValueError as
     in `draw`, and for a choice outside the sheet.
     """
-    picture, weights = np.asarray(picture), np.asarray(relevance, dtype=np.float64)
+    picture, weights = _pixels(picture), np.asarray(relevance, dtype=np.float64)
     if weights.ndim != 4 or weights.shape[0] < 1 or weights.shape[1] < 2:
         raise ValueError(f"relevance must be (L, H + 1, GY, GX), not {weights.shape}")
     L, C = weights.shape[:2]
@@ -270,9 +286,6 @@ def sheet(
     return panel
 
 
-# ---- for print and download -----------------------------------------------------------------------------
-
-
 def figure(
     picture: ArrayLike,
     relevance_map: ArrayLike,
@@ -290,8 +303,8 @@ def figure(
     Long texts wrap and make the figure taller; letters beyond Pillow's own font are replaced. ValueError as
     in `draw`, and for less than 200 px.
     """
-    picture = np.asarray(picture)
-    plain = picture if original is None else np.asarray(original)
+    picture = _pixels(picture)
+    plain = picture if original is None else _pixels(original)
     weights = np.asarray(relevance_map, dtype=np.float64)
     if weights.ndim != 2:
         raise ValueError(f"relevance_map must be (GY, GX), not {weights.shape}")
@@ -310,14 +323,11 @@ def figure(
     unlit = draw(plain, [[1.0]], Style("light", strength=0.0), size_px=box)  # resized as the drawn one is
     drawn = draw(picture, weights, style, size_px=drawn_box)
     size = f"picture, {plain.shape[1]} x {plain.shape[0]} pixels"
-    left = [(0, Image.fromarray(unlit)), (px(16), _text(size, half, text_px, _QUIET_INK))]
+    label = _text(size, half, text_px, _QUIET_INK)
+    left = _column(half, [(0, Image.fromarray(unlit)), (px(16), label)])
     bar = _bar(max(0.0, weights.max()), style, bar_px, px(20), text_px)
-    right = [
-        (0, Image.fromarray(drawn)),
-        (px(20), bar),
-        (0, _text(weights_label, bar_px, text_px, _QUIET_INK)),
-    ]
-    left, right = _column(half, left), _column(bar_px, right)
+    label = _text(weights_label, bar_px, text_px, _QUIET_INK)
+    right = _column(bar_px, [(0, Image.fromarray(drawn)), (px(20), bar), (0, label)])
     # Flush with both margins: what whole pixels leave over widens the gap between the two.
     panels = Image.new("RGB", (width, max(left.height, right.height)), _PAPER)
     panels.paste(left, (0, 0))

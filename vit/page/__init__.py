@@ -1,0 +1,142 @@
+"""The Explore tab: a picture, what the model says of it, and where it looks.
+
+Script order is screen order; on a phone the columns follow one another, the picture first.
+"""
+
+from dataclasses import replace
+
+import streamlit as st
+
+from vit.datasets import DataError
+from vit.page.drawers import drawers
+from vit.page.explained import Explained, explain_picture
+from vit.page.gallery import choose_picture
+from vit.page.models import Loaded, choose_model
+from vit.page.pictures import find_picture
+from vit.page.prediction import show_prediction
+from vit.page.session import control, current_view, set_view
+from vit.page.view import FIRST_PICTURE, View
+
+__all__ = ["explore", "model_choice"]
+
+_HONEST = (
+    "Attention shows where the model looks, not why it decides: the same map can go with different answers, "
+    "and rollout is the same for every class."
+)
+
+
+def model_choice() -> Loaded:
+    """The page's head: which model is looked into."""
+    view, loaded = choose_model(current_view())
+    set_view(view.within(loaded.checkpoint.architecture))
+    return loaded
+
+
+def explore(loaded: Loaded) -> None:
+    """The whole tab."""
+    picture_column, prediction_column, gallery_column = st.columns([10, 10, 7], gap="medium")
+    with gallery_column:
+        chosen = choose_picture(current_view(), loaded)
+        if chosen is not None:
+            set_view(replace(current_view(), picture=chosen))
+    explained = _explain(current_view(), loaded)
+    set_view(explained.view)
+    with gallery_column:
+        _what_the_model_sees(explained)
+    with picture_column:
+        st.image(explained.lit_png(), width="stretch", alt=explained.alt)
+        st.caption(explained.looks_most_at)
+        _scrubber_and_switches(loaded)
+    with prediction_column:
+        show_prediction(explained)
+        st.image(explained.sheet_png(), width="stretch", alt=explained.sheet_alt)
+        _heads(loaded)
+    st.caption(_HONEST)
+    drawers(explained)
+
+
+def _explain(view: View, loaded: Loaded) -> Explained:
+    """The view's picture explained, or the first sample with a word on why."""
+    size_px = loaded.checkpoint.architecture.img_size
+    try:
+        shown = find_picture(view.picture, size_px, view.fit)
+        reason = "is not on this machine"
+    except DataError as error:
+        shown, reason = None, f"cannot be read: {error}"
+    if shown is None:
+        if view.picture.startswith("own:"):
+            st.info(
+                "This link shows an uploaded picture, which a link cannot hold. The settings are kept: "
+                "choose “Yours” and upload the picture again.",
+                icon=":material/link_off:",
+            )
+        else:
+            st.info(f"The picture {view.picture} {reason}. A sample is shown instead.")
+        view = replace(view, picture=FIRST_PICTURE)
+        shown = find_picture(view.picture, size_px, view.fit)
+    return explain_picture(view, loaded, shown)
+
+
+def _what_the_model_sees(explained: Explained) -> None:
+    shown = explained.shown
+    height, width = shown.seen.shape[:2]
+    st.caption(f"What the model sees: {width} × {height} pixels")
+    st.image(explained.seen_png(), width=160, alt=f"{shown.title} at {width} by {height} pixels")
+    if shown.canvas.shape != shown.seen.shape:
+        control(
+            st.segmented_control,
+            "fit",
+            "Framing",
+            ["crop", "pad"],
+            required=True,
+            format_func={"crop": "Centre", "pad": "Whole picture"}.get,
+        )
+
+
+def _scrubber_and_switches(loaded: Loaded) -> None:
+    layers = loaded.checkpoint.architecture.num_layers
+    if layers > 1:
+        control(
+            st.slider,
+            "layer",
+            "Layer",
+            1,
+            layers,
+            to_widget=lambda layer: layers if layer is None else layer + 1,
+            from_widget=lambda number: None if number == layers else number - 1,
+        )
+    with st.container(horizontal=True):
+        control(
+            st.segmented_control,
+            "method",
+            "What is shown",
+            ["rollout", "raw"],
+            required=True,
+            format_func={"rollout": "Rollout", "raw": "Raw attention"}.get,
+            label_visibility="collapsed",
+            help="Rollout multiplies the layers up to this one; raw is this layer alone.",
+        )
+        control(
+            st.segmented_control,
+            "looked_at",
+            "Direction",
+            [False, True],
+            required=True,
+            format_func={False: "Looks at", True: "Looked at by"}.get,
+            label_visibility="collapsed",
+        )
+
+
+def _heads(loaded: Loaded) -> None:
+    heads = loaded.checkpoint.architecture.num_heads
+    control(
+        st.segmented_control,
+        "head",
+        "Head",
+        [*range(heads), "all"],
+        required=True,
+        format_func=lambda head: head if head == "all" else str(head + 1),
+        width="stretch",
+        to_widget=lambda head: "all" if head is None else head,
+        from_widget=lambda head: None if head == "all" else head,
+    )

@@ -1,0 +1,144 @@
+"""What is not needed at first sight: how maps are computed and drawn, downloads, code, the model's facts."""
+
+import io
+
+import numpy as np
+import streamlit as st
+
+from vit.attention import FUSIONS
+from vit.page.explained import Explained
+from vit.page.session import control
+from vit.page.view import snippet
+
+
+def drawers(explained: Explained) -> None:
+    """The three drawers, closed."""
+    with st.expander("Look from another token, compute and draw differently", icon=":material/tune:"):
+        _settings(explained)
+    with st.expander("Download, link, code", icon=":material/download:"):
+        _take_away(explained)
+    with st.expander("About this model", icon=":material/info:"):
+        about_model(explained.loaded.checkpoint)
+
+
+def _settings(explained: Explained) -> None:
+    token, compute, drawing = st.columns(3, gap="medium")
+    with token:
+        rows, columns = explained.architecture.grid
+        patches = [f"{row},{column}" for row in range(1, rows + 1) for column in range(1, columns + 1)]
+        control(
+            st.selectbox,
+            "token",
+            "Token that looks",
+            ["cls", *patches],
+            format_func=_token_label,
+            help="CLS is the token that the answer is read from; every patch has a view of its own.",
+        )
+    with compute:
+        control(
+            st.segmented_control,
+            "fusion",
+            "Heads are fused by",
+            list(FUSIONS),
+            required=True,
+            help="How the heads of a layer become one map: for rollout, and for “all”.",
+        )
+        control(
+            st.slider,
+            "discard",
+            "Weakest weights left out of rollout",
+            0.0,
+            0.95,
+            step=0.05,
+            help="The share of each row's weights that is set to zero before layers are multiplied.",
+        )
+    with drawing:
+        control(
+            st.segmented_control,
+            "draw",
+            "Drawn as",
+            ["light", "heat"],
+            required=True,
+            format_func=str.capitalize,
+        )
+        control(st.slider, "strength", "Strength", 0.0, 1.0, step=0.05)
+        control(st.toggle, "smooth", "Smooth", help="Off: one value for each patch, as the model has it.")
+
+
+def _token_label(token: str) -> str:
+    return "CLS" if token == "cls" else "row {}, column {}".format(*token.split(","))
+
+
+def _take_away(explained: Explained) -> None:
+    name = explained.view.picture.replace(":", "-")
+    with st.container(horizontal=True):
+        st.download_button(
+            "Picture (PNG)",
+            explained.print_png,
+            f"{name}.png",
+            "image/png",
+            on_click="ignore",
+            icon=":material/image:",
+            help="Print size, with a colour bar, and the settings inside the file.",
+        )
+        st.download_button(
+            "Numbers (NPZ)",
+            lambda: _npz(explained),
+            f"{name}.npz",
+            "application/octet-stream",
+            on_click="ignore",
+            icon=":material/table:",
+            help="attention (L, H, N, N), rollout (L, N, N), logits (K), relevance (GY, GX).",
+        )
+    st.markdown("The address of this page is a link to this view." + _link_limits(explained))
+    st.markdown("The same picture in Python:")
+    kind, _, key = explained.view.picture.partition(":")
+    file = f"assets/samples/{key}.png" if kind == "sample" else f"{key}.png"
+    checkpoint = f"assets/weights/{explained.loaded.path.name}"
+    if explained.view.model != "bundled":
+        checkpoint = (
+            explained.loaded.path.as_posix()
+            if explained.view.model.startswith("run:")
+            else "yours.safetensors"
+        )
+    st.code(snippet(explained.view, explained.architecture, checkpoint, file), language="python")
+
+
+def _link_limits(explained: Explained) -> str:
+    own = [
+        what
+        for what, name in (("picture", explained.view.picture), ("checkpoint", explained.view.model))
+        if name.startswith("own:")
+    ]
+    return f" Your own {' and '.join(own)} cannot be in it." if own else ""
+
+
+def _npz(explained: Explained) -> bytes:
+    file = io.BytesIO()
+    found = explained.explanation
+    np.savez_compressed(
+        file,
+        attention=found.attention[0].cpu().numpy(),
+        rollout=found.rollout[0].cpu().numpy(),
+        logits=found.logits[0].cpu().numpy(),
+        relevance=explained.relevance_map,
+    )
+    return file.getvalue()
+
+
+def about_model(checkpoint) -> None:
+    """Architecture, what the file tells of its training, and what it does not tell."""
+    architecture = checkpoint.architecture
+    height, width = architecture.img_size
+    rows = {
+        "pictures": f"{width} × {height} pixels, {architecture.grid[0] * architecture.grid[1]} patches of "
+        f"{architecture.patch_size} × {architecture.patch_size}",
+        "layers and heads": f"{architecture.num_layers} × {architecture.num_heads}",
+        "width, MLP": f"{architecture.embed_dim}, {architecture.mlp_dim}",
+        "classes": ", ".join(checkpoint.class_names),
+        **{name.replace("_", " "): str(value) for name, value in checkpoint.provenance.items()},
+        "file": f"{checkpoint.name}, id {checkpoint.id}",
+    }
+    st.table({"fact": list(rows), "value": list(rows.values())})
+    if checkpoint.assumed:
+        st.caption(f"Not in the file, so assumed as in the tutorial: {', '.join(checkpoint.assumed)}.")

@@ -1,0 +1,160 @@
+"""One picture explained for the page: the numbers, and the pictures drawn from them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import streamlit as st
+
+from vit.attention import token_index, token_name
+from vit.explanation import Explanation, explain, head_rows
+from vit.images import prepare
+from vit.overlay import Style, draw, figure, outline, png_bytes, sheet
+from vit.page.models import Loaded
+from vit.page.pictures import Shown
+from vit.page.view import View
+
+_PICTURE_PX = 672  # on the longer side; a multiple of 32, so that a small picture's pixels stay equal
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What is shown, and what the model said to it."""
+
+    view: View
+    loaded: Loaded
+    shown: Shown
+    explanation: Explanation
+
+    @property
+    def architecture(self):
+        return self.loaded.checkpoint.architecture
+
+    @property
+    def style(self) -> Style:
+        return Style(self.view.draw, strength=self.view.strength, smooth=self.view.smooth)
+
+    @property
+    def token(self) -> int:
+        return token_index(self.view.token, self.architecture.grid)
+
+    @property
+    def chosen(self) -> tuple[int, int]:
+        """(layer, column) in `relevance`, from 0; the last column is all heads fused."""
+        head = self.architecture.num_heads if self.view.head is None else self.view.head
+        return self.view.shown_layer(self.architecture), head
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(L, H + 1, N): the token's weights over all tokens, CLS first."""
+        options = self.view.explain_options(self.architecture)
+        del options["layer"], options["head"]
+        return head_rows(self.explanation, **options)[0].cpu().numpy()
+
+    @property
+    def relevance(self) -> np.ndarray:
+        """(L, H + 1, GY, GX)"""
+        return self.rows[..., 1:].reshape(*self.rows.shape[:2], *self.architecture.grid)
+
+    @property
+    def relevance_map(self) -> np.ndarray:
+        """(GY, GX): what the large picture shows."""
+        return self.relevance[self.chosen]
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        return self.explanation.probabilities[0].cpu().numpy()
+
+    @property
+    def class_name(self) -> str:
+        return self.loaded.checkpoint.class_names[int(self.probabilities.argmax())]
+
+    @property
+    def title(self) -> str:
+        return self.view.sentence(self.architecture)
+
+    @property
+    def alt(self) -> str:
+        return f"{self.shown.title}, lit where the model looks. {self.title}. {self.looks_most_at}"
+
+    @property
+    def sheet_alt(self) -> str:
+        layers, heads = self.architecture.num_layers, self.architecture.num_heads
+        return (
+            f"{layers} layers by {heads} heads as thumbnails, and all heads together, each lit where it looks"
+        )
+
+    @cached_property
+    def looks_most_at(self) -> str:
+        """The weight on CLS and the largest weights, in words."""
+        grid = self.architecture.grid
+        patches = self.relevance_map.flatten()
+        strongest = patches.argsort()[::-1][:2]
+        name = [token_name(int(patch) + 1, grid).split(",") for patch in strongest]
+        most = ", ".join(
+            f"row {row} column {column} {patches[patch]:.2f}"
+            for (row, column), patch in zip(name, strongest, strict=True)
+        )
+        return f"CLS {self.rows[self.chosen][0]:.2f}. Most: {most}."
+
+    def lit_png(self) -> bytes:
+        """The large picture."""
+        return png_bytes(self.lit())
+
+    def lit(self) -> np.ndarray:
+        """(h, w, 3) uint8: the picture with its relevance, and the token's patch outlined."""
+        height, width = self.shown.canvas.shape[:2]
+        scale = _PICTURE_PX / max(height, width)
+        size_px = (round(height * scale), round(width * scale))
+        drawn = draw(self.shown.canvas, self.relevance_map, self.style, size_px=size_px)
+        if self.token == 0:
+            return drawn
+        return outline(drawn, divmod(self.token - 1, self.architecture.grid[1]), self.architecture.grid)
+
+    def seen_png(self) -> bytes:
+        """What the model sees, enlarged with crisp pixels."""
+        height, width = self.shown.seen.shape[:2]
+        even = np.ones((1, 1))
+        return png_bytes(draw(self.shown.seen, even, Style(strength=0), size_px=(height * 8, width * 8)))
+
+    def sheet_png(self) -> bytes:
+        """All layers by all heads."""
+        return png_bytes(sheet(self.shown.seen, self.relevance, self.style, chosen=self.chosen, thumb_px=96))
+
+    def print_png(self) -> bytes:
+        """The export: print size, with a colour bar and the settings inside."""
+        checkpoint = self.loaded.checkpoint
+        said = f"{self.class_name}, probability {self.probabilities.max():.3f}"
+        image = figure(
+            self.shown.canvas,
+            self.relevance_map,
+            title=self.title,
+            caption_lines=(f"The model says: {said}.", f"Model: {checkpoint.name}, id {checkpoint.id}."),
+            style=self.style,
+        )
+        facts = self.view.to_params() | {"checkpoint": checkpoint.id, "picture": self.view.picture}
+        return png_bytes(image, {f"patchlight {name}": value for name, value in facts.items()})
+
+
+def explain_picture(view: View, loaded: Loaded, shown: Shown) -> Explained:
+    """The explanation of one picture, from the cache where the same was asked before."""
+    explanation = _explain(
+        loaded.checkpoint.id, shown.name, view.fit, view.fusion, view.discard, loaded, shown.seen
+    )
+    return Explained(view, loaded, shown, explanation)
+
+
+# An explanation of the bundled model takes about 1 MB.
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _explain(
+    checkpoint_id: str,
+    picture: str,
+    fit: str,
+    fusion: str,
+    discard: float,
+    _loaded: Loaded,
+    _seen: np.ndarray,
+) -> Explanation:
+    device = next(_loaded.model.parameters()).device
+    x = prepare(_seen, _loaded.checkpoint).to(device)
+    return explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)

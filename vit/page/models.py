@@ -1,0 +1,151 @@
+"""Which model the page looks into: the bundled one, checkpoints under the runs folder, or an uploaded file.
+
+Models are shared by all sessions, in eval mode and never changed.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import streamlit as st
+
+from vit.checkpoint import BUNDLED, Checkpoint, CheckpointError, find_checkpoints, load
+from vit.datasets import cache_folder
+from vit.model import VisualTransformer
+from vit.page.view import BUNDLED_MODEL, View
+
+_MAX_UPLOAD_MB = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model ready to be asked, and the file that it came from."""
+
+    model: VisualTransformer
+    checkpoint: Checkpoint
+    path: Path
+
+    @property
+    def facts(self) -> str:
+        """One line for people: sizes, accuracy."""
+        architecture, accuracy = self.checkpoint.architecture, self.checkpoint.accuracy
+        line = f"{architecture.num_layers} layers × {architecture.num_heads} heads"
+        return line if accuracy is None else f"{line}, test accuracy {accuracy:.1%}".replace("%", " %")
+
+    @property
+    def device(self) -> str:
+        """Where it runs, for people."""
+        device = next(self.model.parameters()).device
+        if device.type != "cpu":
+            return str(device).upper()
+        import torch
+
+        threads = torch.get_num_threads()
+        return f"CPU, {threads} {'thread' if threads == 1 else 'threads'}"
+
+
+def choose_model(view: View) -> tuple[View, Loaded]:
+    """Draw the choice and load what is chosen; falls back to the bundled model with a word of why."""
+    options = [BUNDLED_MODEL, *_run_names()]
+    if view.model not in options:
+        options.append(view.model)
+    chooser, upload = st.columns([5, 1], vertical_alignment="bottom", wrap=False)
+    st.session_state["choose_model"] = view.model
+    chosen = chooser.selectbox(
+        "Model", options, key="choose_model", format_func=_label, label_visibility="collapsed"
+    )
+    with upload.popover("", icon=":material/upload:", help="Use a checkpoint of your own"):
+        st.caption("Checkpoints under the runs folder are in the list already.")
+        chosen = _upload() or chosen
+    if chosen != view.model:
+        view = replace(view, model=chosen)
+    try:
+        loaded = _load(view.model)
+    except CheckpointError as error:
+        st.error(f"{error} The bundled model is shown instead.", icon=":material/error:")
+        view = replace(view, model=BUNDLED_MODEL)
+        loaded = _load(BUNDLED_MODEL)
+    st.caption(f"{loaded.facts} · {loaded.device}")
+    return view, loaded
+
+
+def find_file(model: str) -> Path:
+    """The file behind a model's name in the view. CheckpointError if there is none."""
+    kind, _, key = model.partition(":")
+    if kind == "run":
+        for path in find_checkpoints():
+            if _run_name(path) == model:
+                return path
+        raise CheckpointError(f"There is no checkpoint {key} under the runs folder on this machine.")
+    if kind == "own":
+        path = _upload_path(key)
+        if path.is_file():
+            return path
+        raise CheckpointError("This link shows an uploaded checkpoint that is not here: upload it again.")
+    return BUNDLED
+
+
+def _load(model: str) -> Loaded:
+    path = find_file(model)
+    stat = path.stat()
+    return _load_file(str(path), stat.st_mtime_ns, stat.st_size)
+
+
+@st.cache_resource(max_entries=4, show_spinner="Loading the model")
+def _load_file(path: str, changed_ns: int, size_bytes: int) -> Loaded:
+    model, checkpoint = load(path)
+    return Loaded(model.requires_grad_(False), checkpoint, Path(path))
+
+
+def _upload() -> str | None:
+    """The name of a checkpoint that has just been uploaded, or None."""
+    file = st.file_uploader(
+        "Your checkpoint",
+        type=["safetensors"],
+        key="upload_model",
+        max_upload_size=_MAX_UPLOAD_MB,
+        help="A safetensors file with the tutorial's tensor names. No code in it can run.",
+    )
+    if file is None or st.session_state.get("last_model_upload") == file.file_id:
+        return None
+    st.session_state["last_model_upload"] = file.file_id
+    data = file.getvalue()
+    key = hashlib.sha256(data).hexdigest()[:12]
+    path = _upload_path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.part")
+        partial.write_bytes(data)
+        partial.replace(path)
+        load(path)
+    except CheckpointError as error:
+        path.unlink(missing_ok=True)
+        reason = str(error).replace(path.name, "This file", 1)
+        st.error(f"{reason} The model that was shown is unchanged.", icon=":material/error:")
+        return None
+    except OSError as error:
+        st.error(f"The file could not be kept ({error.strerror}). The model that was shown is unchanged.")
+        return None
+    return f"own:{key}"
+
+
+def _upload_path(key: str) -> Path:
+    return cache_folder() / "uploads" / f"{key}.safetensors"
+
+
+def _run_names() -> list[str]:
+    return [_run_name(path) for path in find_checkpoints()]
+
+
+def _run_name(path: Path) -> str:
+    """`run:NAME` or `run:FOLDER/NAME`, without the ending."""
+    runs = Path(os.environ.get("PATCHLIGHT_RUNS") or "runs").expanduser()
+    return "run:" + path.relative_to(runs).with_suffix("").as_posix()
+
+
+def _label(model: str) -> str:
+    if model == BUNDLED_MODEL:
+        return "Bundled ViT for CIFAR-10"
+    kind, _, key = model.partition(":")
+    return key if kind == "run" else f"Your checkpoint {key[:6]}"

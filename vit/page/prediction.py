@@ -1,0 +1,74 @@
+"""What the model says: the class, the probabilities, and how far to trust it on a picture of one's own."""
+
+import numpy as np
+import streamlit as st
+
+from vit.overlay import ACCENT
+from vit.page.explained import Explained
+
+_BARS = 5
+_UNLIKE_BELOW = 0.01  # a largest logit below that of 99 % of held-out pictures
+
+
+def show_prediction(explained: Explained) -> None:
+    """The class in words, bars of the most probable classes, the true label where it is known."""
+    probability = float(explained.probabilities.max())
+    verdict = f"**{explained.class_name}** {_percent(probability)}"
+    if (truth := explained.shown.true_class) is not None:
+        mark = ":material/check:" if truth == explained.class_name else ":material/close:"
+        verdict += f" &nbsp; {mark} true label: {truth}"
+    st.markdown(verdict)
+    st.plotly_chart(
+        _bars(explained),
+        key="probabilities",
+        config={"displayModeBar": False, "staticPlot": True},
+        alt=_in_words(explained),
+    )
+    if explained.shown.is_own:
+        _about_own_pictures(explained)
+
+
+def _bars(explained: Explained):
+    import plotly.graph_objects as go
+
+    order = explained.probabilities.argsort()[::-1][:_BARS][::-1]  # plotly draws from the bottom up
+    shares = explained.probabilities[order]
+    names = [explained.loaded.checkpoint.class_names[k] for k in order]
+    figure = go.Figure(
+        go.Bar(
+            x=shares, y=names, orientation="h", text=[_percent(share) for share in shares],
+            textposition="outside", cliponaxis=False, marker_color=ACCENT,
+        )
+    )  # fmt: skip
+    figure.update_layout(
+        height=24 * _BARS + 8, margin={"l": 0, "r": 48, "t": 4, "b": 4}, bargap=0.35, uirevision="constant",
+        xaxis={"range": [0, 1], "visible": False}, yaxis={"automargin": True, "ticksuffix": " "},
+    )  # fmt: skip
+    return figure
+
+
+def _in_words(explained: Explained) -> str:
+    order = explained.probabilities.argsort()[::-1][:_BARS]
+    names = explained.loaded.checkpoint.class_names
+    return "Probabilities: " + ", ".join(
+        f"{names[k]} {_percent(explained.probabilities[k])}" for k in order.tolist()
+    )
+
+
+def _about_own_pictures(explained: Explained) -> None:
+    names = explained.loaded.checkpoint.class_names
+    st.caption(
+        f"This model knows {len(names)} classes ({', '.join(names)}); your picture may be none of them, "
+        "and it will still name one."
+    )
+    largest = float(explained.explanation.logits[0].max())
+    percentile = explained.loaded.checkpoint.top_logit_percentile(largest)
+    if percentile is not None and percentile <= _UNLIKE_BELOW:
+        st.warning(
+            "Unlike the pictures it was tested on: its strongest answer is weaker than on 99 % of them.",
+            icon=":material/help:",
+        )
+
+
+def _percent(share: float | np.floating) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "under 1 %"

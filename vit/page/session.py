@@ -1,0 +1,50 @@
+"""The view in the session and in the URL.
+
+A widget that is bound to the URL loses its value when it is not drawn (another tab). So no widget owns a
+value here: each is set from the view before it is drawn, and writes to the view when a person moves it.
+"""
+
+from dataclasses import replace
+
+import streamlit as st
+
+from vit.page.view import View
+
+_KEY = "view"
+
+
+def current_view() -> View:
+    """The session's view; at its first run, what the link asks for."""
+    if _KEY not in st.session_state:
+        st.session_state[_KEY], problems = View.from_params(st.query_params.to_dict())
+        if problems:
+            st.toast(
+                f"This part of the link could not be used: {', '.join(problems)}.", icon=":material/link_off:"
+            )
+    return st.session_state[_KEY]
+
+
+def set_view(view: View) -> None:
+    """Keep the view and write it to the URL; other parameters, as the tab's, are left alone."""
+    st.session_state[_KEY] = view
+    wanted, shown = view.to_params(), st.query_params.to_dict()
+    for name in View.__dataclass_fields__:
+        if name in wanted and shown.get(name) != wanted[name]:
+            st.query_params[name] = wanted[name]
+        elif name in shown and name not in wanted:
+            del st.query_params[name]
+
+
+def control(widget, field: str, *args, to_widget=None, from_widget=None, **options):
+    """Draw `widget` for one field of the view. The two functions translate between field and widget."""
+    key = f"view_{field}"
+    value = getattr(current_view(), field)
+    st.session_state[key] = to_widget(value) if to_widget else value
+
+    def moved() -> None:
+        chosen = st.session_state[key]
+        st.session_state[_KEY] = replace(
+            st.session_state[_KEY], **{field: from_widget(chosen) if from_widget else chosen}
+        )
+
+    return widget(*args, key=key, on_change=moved, **options)

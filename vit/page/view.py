@@ -1,0 +1,178 @@
+"""What the Explore tab shows, as one value: it lives in the session, in the URL and in the Python snippet.
+
+    view, problems = View.from_params({"picture": "sample:cat_00", "layer": "3"})
+    view.to_params()            # only what differs from the default
+
+Inside, layers, heads and tokens count from 0; in the URL, as everywhere people read, from 1.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from vit.attention import FUSIONS, token_index
+from vit.explanation import METHODS
+from vit.state_dict import Architecture
+
+FIRST_PICTURE = "sample:frog_07"
+BUNDLED_MODEL = "bundled"
+
+
+@dataclass(frozen=True)
+class View:
+    """One state of the page. Pictures: sample:NAME, test:ID, own:ID; models: bundled, run:PATH, own:ID."""
+
+    picture: str = FIRST_PICTURE
+    model: str = BUNDLED_MODEL
+    method: str = "rollout"
+    looked_at: bool = False
+    layer: int | None = None  # None is the last
+    head: int | None = None  # None is all, fused
+    token: str = "cls"  # as people name it, since its index depends on the model's grid
+    fusion: str = "mean"
+    discard: float = 0.9  # plain rollout is nearly even; most public tools leave out as much
+    draw: str = "light"
+    strength: float = 0.85
+    smooth: bool = False
+    fit: str = "crop"
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, str]) -> tuple["View", list[str]]:
+        """The view that a link's parameters ask for, and the names of those that cannot be used."""
+        known, problems = {}, []
+        for name, text in params.items():
+            if name not in _PARAMS:
+                continue
+            try:
+                known[name] = _PARAMS[name].read(text)
+            except ValueError:
+                problems.append(name)
+        return cls(**known), problems
+
+    def to_params(self) -> dict[str, str]:
+        """The parameters of a link to this view: what differs from the default."""
+        default = View()
+        return {
+            name: param.write(getattr(self, name))
+            for name, param in _PARAMS.items()
+            if getattr(self, name) != getattr(default, name)
+        }
+
+    def within(self, architecture: Architecture) -> "View":
+        """The nearest view that this model has: another model may have fewer layers, heads or patches."""
+        layer, head, token = self.layer, self.head, self.token
+        if layer is not None and layer >= architecture.num_layers - 1:
+            layer = None
+        if head is not None and head >= architecture.num_heads:
+            head = None
+        try:
+            token_index(token, architecture.grid)
+        except ValueError:
+            token = "cls"
+        return replace(self, layer=layer, head=head, token=token)
+
+    def explain_options(self, architecture: Architecture) -> dict:
+        """The arguments of `vit.explain` for this view, by name."""
+        return {
+            "method": self.method,
+            "token": token_index(self.token, architecture.grid),
+            "layer": self.shown_layer(architecture),
+            "head": self.head,
+            "looked_at": self.looked_at,
+            "head_fusion": self.fusion,
+            "discard_ratio": self.discard,
+        }
+
+    def shown_layer(self, architecture: Architecture) -> int:
+        return architecture.num_layers - 1 if self.layer is None else self.layer
+
+    def sentence(self, architecture: Architecture) -> str:
+        """What is drawn, in words: the picture's `alt` text and the export's title."""
+        token = self.token if self.token == "cls" else "row {}, column {}".format(*self.token.split(","))
+        token = token.replace("cls", "CLS")
+        layer = self.shown_layer(architecture) + 1
+        heads = f"{self.fusion} of all heads" if self.head is None else f"head {self.head + 1}"
+        where = f"layers 1 to {layer}" if self.method == "rollout" else f"layer {layer}"
+        what = "Rollout" if self.method == "rollout" else "Attention"
+        if self.method == "rollout" and self.discard:
+            heads += f", weakest {self.discard:.0%} left out".replace("%", " %")
+        direction = f"who looks at {token}" if self.looked_at else f"where {token} looks"
+        return f"{what}, {where}, {heads}: {direction}"
+
+
+class _Param(NamedTuple):
+    read: Callable[[str], object]
+    write: Callable[[object], str]
+
+
+def _one_of(*allowed: str) -> _Param:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(text)
+        return text
+
+    return _Param(read, str)
+
+
+def _matching(pattern: str) -> _Param:
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(text)
+        return text
+
+    return _Param(read, str)
+
+
+def _flag(on: str) -> _Param:
+    return _Param(lambda text: _one_of(on).read(text) == on, lambda value: on)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(text)
+    return value
+
+
+def _count_from_one(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        raise ValueError(text)
+    return int(text) - 1
+
+
+_PARAMS: dict[str, _Param] = {
+    "picture": _matching(r"sample:[a-z]+_\d{2}|(test|own):[0-9a-f]{12}"),
+    # a path below the runs folder, never out of it
+    "model": _matching(r"bundled|own:[0-9a-f]{12}|run:(?!.*\.\.)[\w][\w .\-]*(/[\w][\w .\-]*)?"),
+    "method": _one_of(*METHODS),
+    "looked_at": _flag("yes"),
+    "layer": _Param(_count_from_one, lambda layer: str(layer + 1)),
+    "head": _Param(_count_from_one, lambda head: str(head + 1)),
+    "token": _matching(r"cls|[1-9]\d{0,3},[1-9]\d{0,3}"),
+    "fusion": _one_of(*FUSIONS),
+    "discard": _Param(_share, lambda value: f"{value:g}"),
+    "draw": _one_of("light", "heat"),
+    "strength": _Param(_share, lambda value: f"{value:g}"),
+    "smooth": _flag("yes"),
+    "fit": _one_of("crop", "pad"),
+}
+
+
+def snippet(view: View, architecture: Architecture, checkpoint: str, picture: str) -> str:
+    """Python that draws the same picture; `checkpoint` and `picture` are the files that it opens."""
+    options = view.explain_options(architecture)
+    arguments = "".join(f", {name}={value!r}" for name, value in options.items())
+    fit = "" if view.fit == "crop" else f", how={view.fit!r}"
+    style = f"Style({view.draw!r}, strength={view.strength:g}, smooth={view.smooth})"
+    return f"""import vit
+from vit.overlay import Style, png_bytes
+
+model, checkpoint = vit.load({checkpoint!r})
+picture = vit.open_picture({picture!r})
+x = vit.prepare(picture, checkpoint{fit})
+explanation = vit.explain(model, x{arguments})
+canvas = vit.framed(picture, checkpoint.architecture.img_size{fit})
+lit = vit.draw(vit.to_array(canvas), explanation.relevance[0], {style}, size_px=(448, 448))
+open("lit.png", "wb").write(png_bytes(lit))
+"""
