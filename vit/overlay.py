@@ -3,24 +3,21 @@
     lit = draw(picture, relevance)                            # (..., H, W, 3) uint8, lit where the weight is
     heat = draw(picture, relevance, Style("heat"), size_px=(448, 448))
     sheet(picture, by_head, chosen=(3, 8)).save("heads.png")  # every layer and head as one picture
-    data = png_bytes(figure(picture, relevance[-1]), {"model": checkpoint_hash})
+    data = png_bytes(heat, {"model": checkpoint_hash})
 
 Pictures are (H, W, 3) uint8 in sRGB; relevance is any array (..., GY, GX), the weights of the patches that
 tile the picture. All maps of a picture are drawn in one call: 48 thumbnails of 64 px take 1 to 3 ms on one
 thread of a CPU. numpy and Pillow only; inputs never change.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
-from math import floor, isfinite, log10
-from textwrap import wrap
+from math import ceil, isfinite
 from typing import Literal, get_args
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import ArrayLike
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 Kind = Literal["light", "heat"]
@@ -38,7 +35,6 @@ ACCENT = "#f2a63b"
 # 4.5 * 4.5 = 20.25:1 between these two, and there is 18.9:1 (the best grey, #797979, has 4.3:1). So a sheet
 # brings its own dark panel, where its text has 11:1.
 _PANEL, _BAND, _PANEL_TEXT = "#14171c", "#20252d", "#c9ced6"
-_INK, _QUIET_INK, _PAPER = "#14171c", "#4a505a", "#ffffff"
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def draw(
     largest. Weights above it are drawn like it, those below 0 like 0, a map without weight evenly dark.
     ValueError for weights that are not finite, and for arrays of another shape or type.
     """
-    picture = _pixels(picture)
+    picture = pixels_of(picture)
     share = _share(relevance, top)  # (..., GY, GX)
     height, width = picture.shape[:2] if size_px is None else size_px
     if height < 1 or width < 1:
@@ -122,7 +118,7 @@ _LINEAR = (_srgb_to_linear(np.arange(256) / 255) * _STEPS).astype(np.float32)
 _SRGB = np.rint(255 * _linear_to_srgb((np.arange(_STEPS) + 0.5) / _STEPS)).astype(np.uint8)
 
 
-def _pixels(picture: ArrayLike) -> np.ndarray:
+def pixels_of(picture: ArrayLike) -> np.ndarray:
     picture = np.asarray(picture)
     if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8 or 0 in picture.shape:
         raise ValueError(f"the picture must be (H, W, 3) uint8, not {picture.shape} {picture.dtype}")
@@ -198,19 +194,17 @@ def _heat(source: np.ndarray, share: np.ndarray, mix: Mix, style: Style) -> np.n
 
 
 def outline(drawn: np.ndarray, cell: tuple[int, int], grid: tuple[int, int]) -> np.ndarray:
-    """A copy of (h, w, 3) uint8 with the patch at `cell` (row, column, from 0) framed in the accent colour."""
+    """A copy of (h, w, 3) uint8 with the patch at `cell` (row, column from 0) framed in the accent colour."""
     h, w = drawn.shape[:2]
-    (row, column), (GY, GX) = cell, grid
+    line_px = max(1, round(max(h, w) / 224))
+    # the edges that `draw` has: a line of pixels belongs to the patch that holds its centre
+    top, bottom = (ceil((cell[0] + i) * h / grid[0] - 0.5) for i in (0, 1))
+    left, right = (ceil((cell[1] + i) * w / grid[1] - 0.5) for i in (0, 1))
     image = Image.fromarray(drawn)
-    pen, line_px = ImageDraw.Draw(image), max(1, round(max(h, w) / 224))
-    for color, inset_px, thick_px in (("black", 0, 3 * line_px), (ACCENT, line_px, line_px)):
-        box = (
-            column * w // GX + inset_px,
-            row * h // GY + inset_px,
-            (column + 1) * w // GX - 1 - inset_px,
-            (row + 1) * h // GY - 1 - inset_px,
-        )
-        pen.rectangle(box, outline=color, width=thick_px)
+    pen = ImageDraw.Draw(image)
+    for color, inset, thick in (("black", 0, 3 * line_px), (ACCENT, line_px, line_px)):
+        box = (left + inset, top + inset, right - 1 - inset, bottom - 1 - inset)
+        pen.rectangle(box, outline=color, width=thick)
     return np.array(image)
 
 
@@ -231,7 +225,7 @@ def sheet(
     head would leave the others black. `shared_scale` compares how much they look there instead. ValueError as
     in `draw`, and for a choice outside the sheet.
     """
-    picture, weights = _pixels(picture), np.asarray(relevance, dtype=np.float64)
+    picture, weights = pixels_of(picture), np.asarray(relevance, dtype=np.float64)
     if weights.ndim != 4 or weights.shape[0] < 1 or weights.shape[1] < 2:
         raise ValueError(f"relevance must be (L, H + 1, GY, GX), not {weights.shape}")
     L, C = weights.shape[:2]
@@ -286,72 +280,6 @@ def sheet(
     return panel
 
 
-def figure(
-    picture: ArrayLike,
-    relevance_map: ArrayLike,
-    *,
-    title: str = "",
-    caption_lines: Sequence[str] = (),
-    style: Style = DEFAULT_STYLE,
-    weights_label: str = "share of attention",
-    size_px: int = 1200,
-    original: ArrayLike | None = None,
-) -> Image.Image:
-    """One map (GY, GX) for print, RGB on white, `size_px` wide: plain picture, drawn picture and colour bar.
-
-    `original` (H, W, 3) is shown as the plain picture instead: the photo before it was framed for the model.
-    Long texts wrap and make the figure taller; letters beyond Pillow's own font are replaced. ValueError as
-    in `draw`, and for less than 200 px.
-    """
-    picture = _pixels(picture)
-    plain = picture if original is None else _pixels(original)
-    weights = np.asarray(relevance_map, dtype=np.float64)
-    if weights.ndim != 2:
-        raise ValueError(f"relevance_map must be (GY, GX), not {weights.shape}")
-    if size_px < 200:
-        raise ValueError(f"a figure is at least 200 pixels wide, not {size_px}")
-
-    def px(of_1200: float) -> int:
-        return max(1, round(of_1200 * size_px / 1200))
-
-    margin, text_px = px(48), px(24)
-    width = size_px - 2 * margin
-    half = (width - px(40)) // 2
-    box = _fitted(plain, half, round(1.5 * half))
-    drawn_box = _fitted(picture, half, round(1.5 * half))
-    bar_px = max(drawn_box[1], round(0.6 * half))  # a narrow picture still has room for three numbers
-    unlit = draw(plain, [[1.0]], Style("light", strength=0.0), size_px=box)  # resized as the drawn one is
-    drawn = draw(picture, weights, style, size_px=drawn_box)
-    size = f"picture, {plain.shape[1]} x {plain.shape[0]} pixels"
-    label = _text(size, half, text_px, _QUIET_INK)
-    left = _column(half, [(0, Image.fromarray(unlit)), (px(16), label)])
-    bar = _bar(max(0.0, weights.max()), style, bar_px, px(20), text_px)
-    label = _text(weights_label, bar_px, text_px, _QUIET_INK)
-    right = _column(bar_px, [(0, Image.fromarray(drawn)), (px(20), bar), (0, label)])
-    # Flush with both margins: what whole pixels leave over widens the gap between the two.
-    panels = Image.new("RGB", (width, max(left.height, right.height)), _PAPER)
-    panels.paste(left, (0, 0))
-    panels.paste(right, (width - bar_px, 0))
-
-    title_px = px(40) if ImageFont.load_default(px(40)).getlength(title) <= 2 * width else px(28)
-    parts = [_text(title, width, title_px, _INK)] if title else []
-    parts += [panels]
-    if caption_lines:
-        parts += [_text("\n".join(caption_lines), width, text_px, _QUIET_INK)]
-    text_and_panels = _column(width, [(px(28) if i else 0, part) for i, part in enumerate(parts)])
-    return ImageOps.expand(text_and_panels, margin, _PAPER)
-
-
-def _column(width_px: int, parts: Sequence[tuple[int, Image.Image]]) -> Image.Image:
-    """The (space above, picture) of `parts` from top to bottom on white."""
-    column = Image.new("RGB", (width_px, sum(space + part.height for space, part in parts)), _PAPER)
-    y = 0
-    for space, part in parts:
-        column.paste(part, (0, y + space))
-        y += space + part.height
-    return column
-
-
 def png_bytes(image: Image.Image | np.ndarray, facts: dict[str, str] | None = None, dpi: int = 300) -> bytes:
     """A Pillow picture or uint8 array as PNG, `facts` as its text chunks: how to make the same picture again.
 
@@ -366,52 +294,3 @@ def png_bytes(image: Image.Image | np.ndarray, facts: dict[str, str] | None = No
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(file, "PNG", pnginfo=chunks, dpi=(dpi, dpi))
     return file.getvalue()
-
-
-def _fitted(picture: np.ndarray, width_px: int, height_px: int) -> tuple[int, int]:
-    """(height, width) of the picture in that box; whole multiples if enlarged, so that pixels stay equal."""
-    scale = min(width_px / picture.shape[1], height_px / picture.shape[0])
-    scale = floor(scale) if scale > 1 else scale
-    return max(1, round(picture.shape[0] * scale)), max(1, round(picture.shape[1] * scale))
-
-
-def _bar(top: float, style: Style, width_px: int, bar_px: int, text_px: int) -> Image.Image:
-    """The scale from no weight to the top, as it looks on white (light) or alone (heat), with 3 numbers."""
-    bar_style = replace(style, smooth=False, strength=style.strength if style.kind == "light" else 1.0)
-    white = np.full((1, 1, 3), 255, np.uint8)
-    ramp = draw(white, np.linspace(0, 1, width_px)[None], bar_style, size_px=(bar_px, width_px))
-    image = Image.new("RGB", (width_px, bar_px + round(1.6 * text_px)), _PAPER)
-    image.paste(Image.fromarray(ramp), (0, 0))
-    pen, font, y = ImageDraw.Draw(image), ImageFont.load_default(text_px), bar_px + round(0.25 * text_px)
-    # The bright end of a bar would be lost on white paper.
-    pen.rectangle((0, 0, width_px - 1, bar_px - 1), outline=_QUIET_INK)
-    pen.text((0, y), "0", _INK, font)
-    if top > 0:  # else there is nothing but 0 in the picture
-        pen.text((width_px / 2, y), _number(top / 2, top), _INK, font, anchor="ma")
-        pen.text((width_px - 1, y), _number(top, top), _INK, font, anchor="ra")
-    return image
-
-
-def _number(value: float, top: float) -> str:
-    """As many decimals as give the top three digits; powers of ten where decimals would be too many."""
-    decimals = 2 - floor(log10(top))
-    return f"{value:.1e}" if decimals > 5 or decimals < -3 else f"{value:.{max(0, decimals)}f}"
-
-
-def _text(text: str, width_px: int, font_px: int, color: str) -> Image.Image:
-    """The text on white, wrapped to that width."""
-    # Pillow's own font knows hardly more than ASCII and draws an empty box for the rest.
-    text = normalize("NFKD", text.translate({0xD7: "x", 0x2013: "-", 0x2014: "-", 0x2019: "'"}))
-    text = "".join(c if c.isascii() or c in "±·" else "?" for c in text if not "\u0300" <= c <= "\u036f")
-    font, line_px = ImageFont.load_default(font_px), round(1.35 * font_px)
-    lines = []
-    for paragraph in text.split("\n"):
-        letters = max(1, round(1.3 * width_px / font.getlength("n")))
-        while any(font.getlength(line) > width_px for line in wrap(paragraph, letters)) and letters > 1:
-            letters -= 1
-        lines += wrap(paragraph, letters) or [""]
-    image = Image.new("RGB", (width_px, line_px * len(lines)), _PAPER)
-    pen = ImageDraw.Draw(image)
-    for i, line in enumerate(lines):
-        pen.text((0, i * line_px), line, color, font)
-    return image

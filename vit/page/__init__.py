@@ -45,7 +45,7 @@ def explore(loaded: Loaded) -> None:
         _what_the_model_sees(explained)
     with picture_column:
         st.image(explained.lit_png(), width="stretch", alt=explained.alt)
-        st.caption(explained.looks_most_at)
+        st.caption(f"{explained.title}.  \n{explained.looks_most_at}")
         _scrubber_and_switches(loaded)
     with prediction_column:
         show_prediction(explained)
@@ -102,6 +102,8 @@ def _scrubber_and_switches(loaded: Loaded) -> None:
             "Layer",
             1,
             layers,
+            format="layer %d",
+            label_visibility="collapsed",
             to_widget=lambda layer: layers if layer is None else layer + 1,
             from_widget=lambda number: None if number == layers else number - 1,
         )
@@ -136,7 +138,7 @@ def _heads(loaded: Loaded) -> None:
         [*range(heads), "all"],
         required=True,
         format_func=lambda head: head if head == "all" else str(head + 1),
-        width="stretch",
+        wrap=True,
         to_widget=lambda head: "all" if head is None else head,
         from_widget=lambda head: None if head == "all" else head,
     )

@@ -8,7 +8,7 @@ import streamlit as st
 from vit.attention import FUSIONS
 from vit.page.explained import Explained
 from vit.page.session import control
-from vit.page.view import snippet
+from vit.page.view import snippet, token_label
 
 
 def drawers(explained: Explained) -> None:
@@ -31,7 +31,7 @@ def _settings(explained: Explained) -> None:
             "token",
             "Token that looks",
             ["cls", *patches],
-            format_func=_token_label,
+            format_func=token_label,
             help="CLS is the token that the answer is read from; every patch has a view of its own.",
         )
     with compute:
@@ -61,12 +61,16 @@ def _settings(explained: Explained) -> None:
             required=True,
             format_func=str.capitalize,
         )
-        control(st.slider, "strength", "Strength", 0.0, 1.0, step=0.05)
+        control(
+            st.slider,
+            "strength",
+            "Strength",
+            0.0,
+            1.0,
+            step=0.05,
+            to_widget=lambda strength: explained.view.style.strength,
+        )
         control(st.toggle, "smooth", "Smooth", help="Off: one value for each patch, as the model has it.")
-
-
-def _token_label(token: str) -> str:
-    return "CLS" if token == "cls" else "row {}, column {}".format(*token.split(","))
 
 
 def _take_away(explained: Explained) -> None:

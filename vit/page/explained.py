@@ -8,11 +8,12 @@ import streamlit as st
 
 from vit.attention import token_index, token_name
 from vit.explanation import Explanation, explain, head_rows
+from vit.figure import figure
 from vit.images import prepare
-from vit.overlay import Style, draw, figure, outline, png_bytes, sheet
+from vit.overlay import Style, draw, outline, png_bytes, sheet
 from vit.page.models import Loaded
 from vit.page.pictures import Shown
-from vit.page.view import View
+from vit.page.view import View, percent, token_label
 
 _PICTURE_PX = 672  # on the longer side; a multiple of 32, so that a small picture's pixels stay equal
 
@@ -29,10 +30,6 @@ class Explained:
     @property
     def architecture(self):
         return self.loaded.checkpoint.architecture
-
-    @property
-    def style(self) -> Style:
-        return Style(self.view.draw, strength=self.view.strength, smooth=self.view.smooth)
 
     @property
     def token(self) -> int:
@@ -87,15 +84,12 @@ class Explained:
     @cached_property
     def looks_most_at(self) -> str:
         """The weight on CLS and the largest weights, in words."""
-        grid = self.architecture.grid
         patches = self.relevance_map.flatten()
-        strongest = patches.argsort()[::-1][:2]
-        name = [token_name(int(patch) + 1, grid).split(",") for patch in strongest]
-        most = ", ".join(
-            f"row {row} column {column} {patches[patch]:.2f}"
-            for (row, column), patch in zip(name, strongest, strict=True)
+        most = " and ".join(
+            f"{token_label(token_name(patch + 1, self.architecture.grid))} ({percent(patches[patch])})"
+            for patch in patches.argsort()[::-1][:2].tolist()
         )
-        return f"CLS {self.rows[self.chosen][0]:.2f}. Most: {most}."
+        return f"Most weight on {most}; CLS has {percent(self.rows[self.chosen][0])}."
 
     def lit_png(self) -> bytes:
         """The large picture."""
@@ -106,7 +100,7 @@ class Explained:
         height, width = self.shown.canvas.shape[:2]
         scale = _PICTURE_PX / max(height, width)
         size_px = (round(height * scale), round(width * scale))
-        drawn = draw(self.shown.canvas, self.relevance_map, self.style, size_px=size_px)
+        drawn = draw(self.shown.canvas, self.relevance_map, self.view.style, size_px=size_px)
         if self.token == 0:
             return drawn
         return outline(drawn, divmod(self.token - 1, self.architecture.grid[1]), self.architecture.grid)
@@ -119,7 +113,9 @@ class Explained:
 
     def sheet_png(self) -> bytes:
         """All layers by all heads."""
-        return png_bytes(sheet(self.shown.seen, self.relevance, self.style, chosen=self.chosen, thumb_px=96))
+        return png_bytes(
+            sheet(self.shown.seen, self.relevance, self.view.style, chosen=self.chosen, thumb_px=96)
+        )
 
     def print_png(self) -> bytes:
         """The export: print size, with a colour bar and the settings inside."""
@@ -130,7 +126,7 @@ class Explained:
             self.relevance_map,
             title=self.title,
             caption_lines=(f"The model says: {said}.", f"Model: {checkpoint.name}, id {checkpoint.id}."),
-            style=self.style,
+            style=self.view.style,
         )
         facts = self.view.to_params() | {"checkpoint": checkpoint.id, "picture": self.view.picture}
         return png_bytes(image, {f"patchlight {name}": value for name, value in facts.items()})

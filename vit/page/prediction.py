@@ -1,10 +1,10 @@
 """What the model says: the class, the probabilities, and how far to trust it on a picture of one's own."""
 
-import numpy as np
 import streamlit as st
 
 from vit.overlay import ACCENT
 from vit.page.explained import Explained
+from vit.page.view import percent
 
 _BARS = 5
 _UNLIKE_BELOW = 0.01  # a largest logit below that of 99 % of held-out pictures
@@ -13,7 +13,7 @@ _UNLIKE_BELOW = 0.01  # a largest logit below that of 99 % of held-out pictures
 def show_prediction(explained: Explained) -> None:
     """The class in words, bars of the most probable classes, the true label where it is known."""
     probability = float(explained.probabilities.max())
-    verdict = f"**{explained.class_name}** {_percent(probability)}"
+    verdict = f"**{explained.class_name}** {percent(probability)}"
     if (truth := explained.shown.true_class) is not None:
         mark = ":material/check:" if truth == explained.class_name else ":material/close:"
         verdict += f" &nbsp; {mark} true label: {truth}"
@@ -36,7 +36,7 @@ def _bars(explained: Explained):
     names = [explained.loaded.checkpoint.class_names[k] for k in order]
     figure = go.Figure(
         go.Bar(
-            x=shares, y=names, orientation="h", text=[_percent(share) for share in shares],
+            x=shares, y=names, orientation="h", text=[percent(share) for share in shares],
             textposition="outside", cliponaxis=False, marker_color=ACCENT,
         )
     )  # fmt: skip
@@ -51,7 +51,7 @@ def _in_words(explained: Explained) -> str:
     order = explained.probabilities.argsort()[::-1][:_BARS]
     names = explained.loaded.checkpoint.class_names
     return "Probabilities: " + ", ".join(
-        f"{names[k]} {_percent(explained.probabilities[k])}" for k in order.tolist()
+        f"{names[k]} {percent(explained.probabilities[k])}" for k in order.tolist()
     )
 
 
@@ -68,7 +68,3 @@ def _about_own_pictures(explained: Explained) -> None:
             "Unlike the pictures it was tested on: its strongest answer is weaker than on 99 % of them.",
             icon=":material/help:",
         )
-
-
-def _percent(share: float | np.floating) -> str:
-    return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "under 1 %"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from vit.attention import FUSIONS, token_index
 from vit.explanation import METHODS
+from vit.overlay import Style
 from vit.state_dict import Architecture
 
 FIRST_PICTURE = "sample:frog_07"
@@ -33,7 +34,7 @@ class View:
     fusion: str = "mean"
     discard: float = 0.9  # plain rollout is nearly even; most public tools leave out as much
     draw: str = "light"
-    strength: float = 0.85
+    strength: float | None = None  # None is what suits `draw`
     smooth: bool = False
     fit: str = "crop"
 
@@ -87,18 +88,35 @@ class View:
     def shown_layer(self, architecture: Architecture) -> int:
         return architecture.num_layers - 1 if self.layer is None else self.layer
 
+    @property
+    def style(self) -> Style:
+        """How the relevance is drawn. Heat hides the picture if it is as strong as light."""
+        strength = {"light": 0.85, "heat": 0.6}[self.draw] if self.strength is None else self.strength
+        return Style(self.draw, strength=strength, smooth=self.smooth)
+
     def sentence(self, architecture: Architecture) -> str:
         """What is drawn, in words: the picture's `alt` text and the export's title."""
-        token = self.token if self.token == "cls" else "row {}, column {}".format(*self.token.split(","))
-        token = token.replace("cls", "CLS")
+        token = token_label(self.token)
+        direction = f"Who looks at {token}" if self.looked_at else f"Where {token} looks"
         layer = self.shown_layer(architecture) + 1
+        where = (
+            f"rollout of layers 1 to {layer}" if self.method == "rollout" else f"attention of layer {layer}"
+        )
         heads = f"{self.fusion} of all heads" if self.head is None else f"head {self.head + 1}"
-        where = f"layers 1 to {layer}" if self.method == "rollout" else f"layer {layer}"
-        what = "Rollout" if self.method == "rollout" else "Attention"
-        if self.method == "rollout" and self.discard:
-            heads += f", weakest {self.discard:.0%} left out".replace("%", " %")
-        direction = f"who looks at {token}" if self.looked_at else f"where {token} looks"
-        return f"{what}, {where}, {heads}: {direction}"
+        cut = (
+            f", weakest {percent(self.discard)} left out" if self.method == "rollout" and self.discard else ""
+        )
+        return f"{direction}: {where}, {heads}{cut}"
+
+
+def token_label(token: str) -> str:
+    """`CLS` or `row 3, column 5`, from a token's name."""
+    return "CLS" if token == "cls" else "row {}, column {}".format(*token.split(","))
+
+
+def percent(share: float) -> str:
+    """`91 %`, and one digit more where that says more: `4.2 %`."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
 
 
 class _Param(NamedTuple):
@@ -164,7 +182,7 @@ def snippet(view: View, architecture: Architecture, checkpoint: str, picture: st
     options = view.explain_options(architecture)
     arguments = "".join(f", {name}={value!r}" for name, value in options.items())
     fit = "" if view.fit == "crop" else f", how={view.fit!r}"
-    style = f"Style({view.draw!r}, strength={view.strength:g}, smooth={view.smooth})"
+    style = f"Style({view.draw!r}, strength={view.style.strength:g}, smooth={view.smooth})"
     return f"""import vit
 from vit.overlay import Style, png_bytes
 
