@@ -32,7 +32,7 @@ from vit.download import DataError, Progress, fetch
 from vit.images import picture_id
 from vit.sources import SIDE_PX, SPLITS, Source, find_source, read
 
-# Made by this file: `load_pictures("/work/shared/cifar10", split).digest`, on a copy of uoft-cs/cifar10 whose
+# Made by this file: `load_pictures(folder, split).digest`, on a copy of uoft-cs/cifar10 whose
 # training pixels have the published mean and standard deviation.
 PUBLISHED_DIGESTS = {
     "test": "4dafab4f65e6ec9454788c505a6013a8336c78fc0f6f8ae27b05df21a2581490",
