@@ -189,8 +189,9 @@ def mean_attention_distance_px(
 def token_index(name: str, grid: tuple[int, int], prefix_tokens: int = 1) -> int:
     """The index of the token that people call `cls` or `ROW,COLUMN`, rows and columns from 1."""
     text = name.strip().lower()
-    if text == "cls" and prefix_tokens:
-        return 0
+    prefixes = [token_name(index, grid, prefix_tokens) for index in range(prefix_tokens)]
+    if text in prefixes:
+        return prefixes.index(text)
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 2 and all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
         row, column = map(int, parts)

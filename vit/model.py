@@ -271,8 +271,7 @@ class VisualTransformer(nn.Module):
         to 1 in train mode too. `keep` as in `trace`: patch dropout for training (arXiv 2208.07220).
         """
 
-        def encode(x: Tensor, keep: Tensor | None) -> tuple[Tensor, ...]:
-            tokens = self.embed(x, keep=keep, dropout=self.training)
+        def encode(tokens: Tensor) -> tuple[Tensor, ...]:
             maps = []
             for layer in self._steps(tokens, explicit=return_attn, dropout=self.training):
                 tokens = layer.tokens
@@ -280,9 +279,10 @@ class VisualTransformer(nn.Module):
                     maps.append(layer.map)
             return self.classify(tokens), *maps
 
+        tokens = self.embed(x, keep=keep, dropout=self.training)
         if not return_attn:
-            return encode(x, keep)[0]
-        logits, *maps = in_parts(encode, MAPS_PART, x, keep)
+            return encode(tokens)[0]
+        logits, *maps = in_parts(encode, MAPS_PART, tokens)
         return logits, maps
 
     def trace(self, x: Tensor, *, keep: Tensor | None = None, head_gate: Tensor | None = None) -> Trace:
@@ -380,13 +380,9 @@ def _require_divisible(whole_name: str, whole: int, part_name: str, part: int) -
     if whole % part == 0:
         return
     divisors = [number for number in range(1, whole + 1) if whole % number == 0]
-    parts = " or ".join(
-        str(number)
-        for number in (
-            max(number for number in divisors if number < part),
-            min((number for number in divisors if number > part), default=whole),
-        )
-    )
+    below = max(number for number in divisors if number < part)
+    above = min((number for number in divisors if number > part), default=whole)
+    parts = " or ".join(map(str, sorted({below, above})))
     wholes = " or ".join(str(number * part) for number in (whole // part, whole // part + 1) if number)
     raise ValueError(
         f"{whole_name} {whole} cannot be divided by {part_name} {part}; "

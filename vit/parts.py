@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 
-def in_parts(
-    compute: Callable[..., tuple[Tensor, ...]], size: int, *batches: Tensor | None
-) -> tuple[Tensor, ...]:
+def in_parts(compute: Callable[..., tuple[Tensor, ...]], size: int, *batches: Tensor) -> tuple[Tensor, ...]:
     """`compute(*batches)`, where every tensor in and out has the batch as its first axis.
 
     On a CPU without gradients `compute` is called with `size` rows at a time. Elsewhere once, with all: a GPU
     wants large batches, and joining parts would cut results off from the gradients that run through them.
     """
     B = len(batches[0])
+    if any(len(batch) != B for batch in batches):
+        raise ValueError(f"batches must be of one length, not {[len(batch) for batch in batches]}")
     if B <= size or batches[0].device.type != "cpu" or torch.is_grad_enabled():
         return compute(*batches)
     whole: tuple[Tensor, ...] = ()
     for start in range(0, B, size):
         stop = start + size
-        part = compute(*(None if batch is None else batch[start:stop] for batch in batches))
+        part = compute(*(batch[start:stop] for batch in batches))
         whole = whole or tuple(result.new_empty(B, *result.shape[1:]) for result in part)
         for target, result in zip(whole, part, strict=True):
             target[start:stop] = result
