@@ -13,20 +13,39 @@ import json
 import os
 import pickle
 import re
+import struct
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
 from torch import Tensor
 
+from vit.files import write_whole
 from vit.model import VisualTransformer, pick_device
 from vit.state_dict import Architecture, describe, fill
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "weights" / "vit-cifar10.safetensors"
 _METADATA_KEY = "patchlight"
+# What the readers raise for a damaged file: which one depends on the byte that is wrong.
+_DAMAGE = (
+    safetensors.SafetensorError,
+    zipfile.BadZipFile,
+    struct.error,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+)
 
 
 class CheckpointError(ValueError):
@@ -81,7 +100,7 @@ def load(
     listed in `checkpoint.assumed`. CheckpointError says what is wrong with a file; ValueError with `device`.
     """
     path = Path(path)
-    device = device if isinstance(device, torch.device) else pick_device(device)
+    device = pick_device(None if device is None else str(device))
     tensors, told = _read(path)
     overrides = {
         "num_heads": num_heads,
@@ -103,7 +122,10 @@ def load(
 def save(
     model: VisualTransformer, checkpoint: Checkpoint, path: str | Path, *, half: bool = False
 ) -> Checkpoint:
-    """Write one safetensors file, whole or not at all; `half` stores float16. Returns it with name and id."""
+    """Write one safetensors file, whole or not at all; `half` stores float16. Returns it with name and id.
+
+    ValueError for weights that are not finite, or not once they are float16.
+    """
     path = Path(path)
     facts = {
         "format": 1,
@@ -118,13 +140,11 @@ def save(
     tensors = {
         name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        save_file(tensors, partial, metadata={_METADATA_KEY: json.dumps(facts)})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"the tensor {name} holds numbers that {dtype} cannot: nothing was written")
+    data = serialise(tensors, metadata={_METADATA_KEY: json.dumps(facts)})
+    write_whole(path, lambda file: file.write(data))
     return replace(checkpoint, assumed=(), name=path.name, id=file_id(path))
 
 
@@ -138,7 +158,7 @@ def find_checkpoints(runs: str | Path | None = None) -> list[Path]:
     """The safetensors files in the runs folder (PATCHLIGHT_RUNS, else `runs`) and below, newest first."""
     folder = Path(runs or os.environ.get("PATCHLIGHT_RUNS") or "runs").expanduser()
     found = [path for pattern in ("*.safetensors", "*/*.safetensors") for path in folder.glob(pattern)]
-    return sorted((path for path in found if not path.name.startswith(".")), key=_age)
+    return sorted((p for p in found if p.is_file() and not p.name.startswith(".")), key=_age)
 
 
 def _age(path: Path) -> float:
@@ -150,20 +170,26 @@ def _age(path: Path) -> float:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors by name, and the metadata of ours if there is any."""
-    if not path.is_file():
-        raise CheckpointError(f"There is no checkpoint file at {path}.")
-    with path.open("rb") as file:
-        start = file.read(9)
-    if not start:
-        raise CheckpointError(f"{path.name} is empty (0 bytes): copy or download it again.")
     try:
-        if start[:2] == b"PK" or start[:1] == b"\x80":
+        if not path.is_file():
+            raise CheckpointError(f"There is no checkpoint file at {path}.")
+        with path.open("rb") as file:
+            start = file.read(9)
+        if not start:
+            raise CheckpointError(f"{path.name} is empty (0 bytes): copy or download it again.")
+        if start[:2] == b"PK":
+            with zipfile.ZipFile(path) as archive:  # torch.save never compresses: nothing may grow when read
+                _require_room(sum(entry.file_size for entry in archive.infolist()), path)
+            return _read_torch(path), {}
+        if start[:1] == b"\x80":
             return _read_torch(path), {}
         if start[8:9] == b"{":
             return _read_safetensors(path)
-    except (safetensors.SafetensorError, OSError, EOFError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from error
+    except _DAMAGE as error:
         raise CheckpointError(f"{path.name} is damaged or cut short: copy or download it again.") from error
     raise CheckpointError(
         f"{path.name} is not a checkpoint: choose a safetensors file, or a state dict saved by torch.save."
@@ -177,23 +203,22 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict]:
     if _METADATA_KEY in metadata:
         try:
             told = json.loads(metadata[_METADATA_KEY])
+            json.dumps(told, ensure_ascii=False).encode()  # half a surrogate pair could be shown nowhere
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path.name} has metadata that cannot be read.") from error
         if not isinstance(told, dict):
             raise CheckpointError(f"{path.name} has metadata that cannot be read.")
-    return _strip(load_file(path), path), told
+    return _checked(load_file(path), path), told
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, RuntimeError) as error:
         raise CheckpointError(
             f"{path.name} holds more than tensors, or is damaged; Patchlight runs no code from a file, so"
             " save only the weights with torch.save(model.state_dict(), …) and choose that file."
         ) from error
-    except RuntimeError as error:  # what torch raises for a broken zip archive
-        raise CheckpointError(f"{path.name} is damaged or cut short: copy or download it again.") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
@@ -201,17 +226,29 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path.name} holds no state dict: save model.state_dict() and choose that file."
         )
-    return _strip(loaded, path)
+    return _checked(loaded, path)
 
 
-def _strip(tensors: dict, path: Path) -> dict[str, Tensor]:
-    """The tensors, by names without what torch.compile and DataParallel put before them."""
+def _checked(tensors: dict, path: Path) -> dict[str, Tensor]:
+    """Ordinary tensors, by names without what torch.compile and DataParallel put before them."""
     stripped = {}
     for name, tensor in tensors.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        ordinary = (
+            isinstance(tensor, Tensor)
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and not tensor.is_nested
+        )
+        if not isinstance(name, str) or not ordinary:
             raise CheckpointError(
-                f"{path.name} holds something that is not a tensor under {str(name)[:80]!r}."
+                f"{path.name} holds something that is not an ordinary tensor under {str(name)[:80]!r}."
             )
-        # clone: a stranger's tensors may share memory, or be one number spread over a huge shape
         stripped[re.sub(r"^(?:module\.|_orig_mod\.)+", "", name)] = tensor
+    # one number can be spread over a huge shape, and many tensors can share their memory
+    _require_room(sum(tensor.nbytes for tensor in stripped.values()), path)
     return stripped
+
+
+def _require_room(size_bytes: int, path: Path) -> None:
+    if size_bytes > path.stat().st_size:
+        raise CheckpointError(f"{path.name} claims to hold more numbers than it has room for.")

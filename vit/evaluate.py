@@ -9,7 +9,8 @@ Predictions are kept in a small file, so that the page can offer a model's mista
 
 import json
 import math
-import os
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,16 @@ import torch
 
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures, cache_folder
+from vit.files import write_whole
 from vit.images import normalise
 from vit.model import VisualTransformer
 
 BATCH = 64  # on a CPU larger batches leave the cache and are slower
 _INTERVAL_Z = 1.959964  # 95 % of a normal distribution lie within
+# What numpy and zipfile raise for a damaged file: which one depends on the byte that is wrong.
+_DAMAGE = (
+    OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 class Cancelled(Exception):
@@ -37,29 +43,25 @@ class Predictions:
     checkpoint_id: str
     data_digest: str
     ids: np.ndarray  # (n,) str, as in Pictures
-    labels: np.ndarray  # (n,) uint8
-    classes: np.ndarray  # (n,) uint8, the most probable
+    labels: np.ndarray  # (n,) uint16
+    classes: np.ndarray  # (n,) uint16, the most probable
     probabilities: np.ndarray  # (n,) float32, of that class
     top_logits: np.ndarray  # (n,) float32, its logit
 
     def save(self, path: Path) -> None:
         """Write one npz file, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with partial.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    facts=np.array(json.dumps([self.checkpoint_id, self.data_digest])),
-                    ids=self.ids.astype("S12"),
-                    labels=self.labels,
-                    classes=self.classes,
-                    probabilities=self.probabilities.astype(np.float16),
-                    top_logits=self.top_logits.astype(np.float16),
-                )
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(
+            path,
+            lambda file: np.savez_compressed(
+                file,
+                facts=np.array(json.dumps([self.checkpoint_id, self.data_digest])),
+                ids=self.ids.astype("S12"),
+                labels=self.labels,
+                classes=self.classes,
+                probabilities=self.probabilities.astype(np.float16),
+                top_logits=self.top_logits.astype(np.float16),
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,11 @@ def predict(
 ) -> Predictions:
     """Classify every picture. `progress(done, total, what)` may raise Cancelled.
 
-    ValueError if model and data do not belong together (other classes, another size of picture).
+    ValueError if model and data do not belong together (other classes, another size of picture), and for a
+    model in train mode, whose dropout would be measured too.
     """
+    if model.training:
+        raise ValueError("the model is in train mode; call model.eval() first")
     _check_match(checkpoint, pictures)
     device = next(model.parameters()).device
     n = len(pictures)
@@ -111,8 +116,8 @@ def predict(
         checkpoint_id=checkpoint.id,
         data_digest=pictures.digest,
         ids=pictures.ids,
-        labels=pictures.labels.astype(np.uint8),
-        classes=classes.astype(np.uint8),
+        labels=pictures.labels.astype(np.uint16),
+        classes=classes.astype(np.uint16),
         probabilities=1 / shifted.sum(axis=1),
         top_logits=logits.max(axis=1),
     )
@@ -153,6 +158,8 @@ def wilson_interval(right: int, n: int) -> tuple[float, float]:
 
 def top_logit_percentiles(predictions: Predictions) -> tuple[float, ...]:
     """The 0th to 100th percentile of the largest logit: what a checkpoint keeps to recognise strangers."""
+    if not len(predictions.top_logits):
+        return ()
     return tuple(np.percentile(predictions.top_logits, range(101)).round(4).tolist())
 
 
@@ -183,7 +190,7 @@ def _read(path: Path) -> Predictions | None:
         with np.load(path, allow_pickle=False) as file:
             checkpoint_id, data_digest = json.loads(str(file["facts"]))
             arrays = [file[name] for name in ("ids", "labels", "classes", "probabilities", "top_logits")]
-    except (OSError, ValueError, KeyError, EOFError):
+    except _DAMAGE:
         return None  # a damaged file is as good as none: predictions are computed anew
     ids, labels, classes, probabilities, top_logits = arrays
     return Predictions(

@@ -3,7 +3,7 @@
     explanation = explain(model, x)                                  # rollout to CLS through all layers
     explanation = explain(model, x, "raw", layer=5, head=2)          # one head of one layer
     explanation.relevance                                            # (B, GY, GX), the method's own values
-    logits, attention, rollout = cls_rows(model, x)                  # no whole maps: for thousands of pictures
+    logits, attention, rollout = cls_rows(model, x)                  # no whole maps: for thousands
 
 Layers, heads and tokens count from 0 here; pages and commands, which count from 1, translate.
 """
@@ -26,6 +26,7 @@ from vit.model import MAPS_PART, VisualTransformer
 from vit.parts import in_parts
 
 METHODS = ("rollout", "raw")
+_ROWS_PART = 16  # pictures whose maps are thrown away at once: the fewer, the more stays in the cache
 
 
 @dataclass(frozen=True)
@@ -141,4 +142,4 @@ def cls_rows(
         return trace.logits, rows, rollout[:, :, 0]
 
     with torch.no_grad():
-        return in_parts(compute, MAPS_PART, x)
+        return in_parts(compute, _ROWS_PART, x)

@@ -15,6 +15,8 @@ from torch import Tensor
 from vit.model import VisualTransformer
 from vit.sources import CLASSES
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -47,7 +49,7 @@ def describe(tensors: dict[str, Tensor], told: dict) -> dict:
     positions = _shape(shapes, "pos_embed", 3)[1]
     classes = _shape(shapes, "mlp_head.1.weight", 2)[0]
     hidden = _shape(shapes, "encoder_blocks.0.mlp.0.weight", 2)[0]
-    depths = {int(match[1]) for name in shapes if (match := re.match(r"encoder_blocks\.(\d{1,4})\.", name))}
+    depths = {int(match[1]) for name in shapes if (match := re.match(r"encoder_blocks\.(\d{1,3})\.", name))}
     told_architecture = told.get("architecture") or {}
     if not isinstance(told_architecture, dict):
         raise ValueError("its metadata describes no architecture")
@@ -61,16 +63,23 @@ def describe(tensors: dict[str, Tensor], told: dict) -> dict:
         assumed.append(says)
         return otherwise
 
-    side = math.isqrt(positions - 1) if positions > 1 else 0
-    square_px = side * conv[2]
-    if side * side != positions - 1 and not (told.get("img_size") or told_architecture.get("img_size")):
-        raise ValueError(f"its {positions - 1} patches are not a square; say img_size (height, width)")
+    patches, patch_px = positions - 1, conv[2]
+    side = math.isqrt(patches)
+    square_px = side * patch_px
+    if side * side != patches and not (told.get("img_size") or told_architecture.get("img_size")):
+        raise ValueError(f"its {patches} patches are not a square; say img_size (height, width)")
     img_size = _numbers(
         "img_size",
         known("img_size", (square_px, square_px), f"pictures of {square_px} x {square_px} px"),
         2,
         int,
     )
+    down, across = (side_px // patch_px for side_px in img_size)
+    if down * across != patches or img_size != (down * patch_px, across * patch_px):
+        raise ValueError(
+            f"pictures of {img_size[0]} x {img_size[1]} px are not {patches} patches"
+            f" of {patch_px} x {patch_px} px"
+        )
     num_heads = known("num_heads", 8, "8 heads")
     names = known(
         "class_names",
@@ -78,9 +87,7 @@ def describe(tensors: dict[str, Tensor], told: dict) -> dict:
         "the class names of CIFAR-10" if classes == len(CLASSES) else "no class names",
     )
     if not isinstance(num_heads, int) or isinstance(num_heads, bool) or not 1 <= num_heads <= conv[0]:
-        raise ValueError(
-            f"num_heads is a whole number from 1 to the width {conv[0]}, not {str(num_heads)[:40]}"
-        )
+        raise ValueError(f"num_heads is a whole number from 1 to the width {conv[0]}, not {num_heads!r:.40}")
     if (
         not isinstance(names, list | tuple)
         or len(names) != classes
@@ -90,23 +97,25 @@ def describe(tensors: dict[str, Tensor], told: dict) -> dict:
     channels = conv[1]
     mean = _numbers("mean", known("mean", (0.5,) * channels, "mean 0.5"), channels, float)
     std = _numbers("std", known("std", (0.5,) * channels, "standard deviation 0.5"), channels, float)
-    if min(std) <= 0:
-        raise ValueError("its std is not above 0")
+    if min(std) < 1e-6:  # less would overflow when pictures are divided by it
+        raise ValueError("its std is not at least 0.000001")
     percentiles = told.get("top_logit_percentiles") or ()
     if percentiles:
         percentiles = _numbers("top_logit_percentiles", percentiles, 101, float)
     provenance = told.get("provenance") or {}
-    dropout = told_architecture.get("dropout", Architecture.dropout)
+    dropout = told_architecture.get("dropout")
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        dropout = Architecture.dropout
     architecture = Architecture(
         num_classes=classes,
         img_size=img_size,
-        patch_size=conv[2],
+        patch_size=patch_px,
         in_channels=channels,
         embed_dim=conv[0],
         num_layers=len(depths),
         num_heads=num_heads,
         mlp_dim=hidden,
-        dropout=dropout if isinstance(dropout, float) and 0 <= dropout < 1 else Architecture.dropout,
+        dropout=float(dropout),
     )
     _check_told(told_architecture, architecture)
     return {
@@ -134,13 +143,13 @@ def fill(architecture: Architecture, tensors: dict[str, Tensor]) -> VisualTransf
         model = architecture.build()
     expected = model.state_dict()
     for name, problem in _misfits(expected, tensors):
-        raise ValueError(f"the tensor {name[:80]} {problem}")
+        raise ValueError(f"the tensor {name[:80]!r} {problem}")
     filled = {}
     for name, tensor in tensors.items():
         # a copy of its own: a stranger's tensors may overlap in memory
         filled[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
         if not filled[name].isfinite().all():
-            raise ValueError(f"the tensor {name} holds numbers that are not finite (NaN or infinity)")
+            raise ValueError(f"the tensor {name!r} holds numbers that are not finite (NaN or infinity)")
     model.load_state_dict(filled, assign=True)
     return model
 
@@ -152,8 +161,8 @@ def _misfits(expected: dict[str, Tensor], found: dict[str, Tensor]) -> Iterator[
         elif found[name].shape != tensor.shape:
             shape = " x ".join(map(str, found[name].shape)) or "a single number"
             yield name, f"is {shape}, where {' x '.join(map(str, tensor.shape))} is needed"
-        elif not found[name].is_floating_point():
-            yield name, "holds no floating point numbers"
+        elif found[name].dtype not in _FLOATS:
+            yield name, "holds no floating point numbers of 16, 32 or 64 bits"
     for name in found:
         if name not in expected:
             yield name, "belongs to no model of this kind"
@@ -163,10 +172,10 @@ def _shape(shapes: dict[str, tuple[int, ...]], name: str, dimensions: int) -> tu
     shape = shapes.get(name)
     if shape is None:
         raise ValueError(
-            f"it is not a Vision Transformer with the tutorial's names, the tensor {name} is missing"
+            f"it is not a Vision Transformer with the tutorial's names, the tensor {name!r} is missing"
         )
     if len(shape) != dimensions or 0 in shape:
-        raise ValueError(f"the tensor {name} has the impossible shape {shape}")
+        raise ValueError(f"the tensor {name!r} has the impossible shape {shape}")
     return shape
 
 

@@ -1,0 +1,202 @@
+"""The command line: `python -m vit explain | evaluate | info | data | convert | bench`.
+
+Exit codes: 0 all is well; 2 bad input, with one line on stderr; 130 stopped by Ctrl-C.
+
+Only calling and printing is here; vit/arguments.py has the options. What takes seconds to import is imported
+in the functions, so that --help and wrong arguments are answered at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+from vit.arguments import build_parser
+from vit.download import DataError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code. SystemExit for --help and wrong arguments, as argparse does."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return _COMMANDS[args.command](args)
+    except KeyboardInterrupt:
+        print("Stopped; no half-written file was left.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head` has seen enough; Python must not complain again when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        message = f"{where}{error.strerror or error}"
+    except (ValueError, DataError) as error:
+        message = str(error)
+    print(f"{args.prog}: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+# ---- the commands ---------------------------------------------------------------------------------------
+
+
+def _explain(args: argparse.Namespace) -> int:
+    if bool(args.pictures) == (args.data is not None):
+        raise ValueError("name one or more pictures, or a data set with --data")
+    if args.data is not None:
+        _refuse_with_data(args)
+    from dataclasses import fields
+
+    from vit.explain_command import Settings, explain_pictures
+    from vit.overlay import Style
+
+    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
+    model, checkpoint = _load(args)
+    if args.data is not None:
+        return _explain_data(args, model, checkpoint, settings)
+    failed = explain_pictures(
+        args.pictures, model, checkpoint, settings,
+        style=Style(args.style, args.strength, args.smooth), out=args.out, npz=args.npz, as_json=args.json,
+    )  # fmt: skip
+    return 2 if failed else 0
+
+
+def _refuse_with_data(args: argparse.Namespace) -> None:
+    if args.npz is None and not args.json:
+        raise ValueError("--data needs --npz FILE.npz, --json, or both")
+    if args.npz and args.npz.suffix.lower() != ".npz":
+        raise ValueError(f"{args.npz} does not end in .npz")
+    for name in (
+        "method",
+        "layer",
+        "head",
+        "token",
+        "looked_at",
+        "style",
+        "strength",
+        "smooth",
+        "fit",
+        "out",
+    ):
+        if getattr(args, name) != args.default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is for single pictures, not for --data")
+
+
+def _explain_data(args: argparse.Namespace, model, checkpoint, settings) -> int:
+    from functools import partial
+
+    import numpy as np
+
+    from vit.datasets import load_pictures
+    from vit.explain_command import explain_data, first, prediction_line
+    from vit.files import write_whole
+    from vit.progress import Bar
+
+    with Bar() as progress:
+        pictures = first(load_pictures(args.data or None, progress=progress), args.limit)
+        arrays = explain_data(model, checkpoint, pictures, settings, progress=progress)
+    if args.npz:
+        write_whole(args.npz, partial(np.savez, **arrays))
+    if args.json:
+        odds = np.exp(arrays["logits"] - arrays["logits"].max(axis=1, keepdims=True))
+        probabilities = (odds / odds.sum(axis=1, keepdims=True)).tolist()
+        for name, row in zip(arrays["ids"].tolist(), probabilities, strict=True):
+            print(prediction_line(name, row, checkpoint, as_json=True))
+    else:
+        print(f"{args.npz}: {len(pictures):,} pictures of {pictures.name}")
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from vit.datasets import load_pictures
+    from vit.evaluate import cached_path, measure, predict
+    from vit.progress import Bar
+    from vit.report import evaluation_text, evaluation_values
+
+    model, checkpoint = _load(args)
+    with Bar() as progress:
+        pictures = load_pictures(args.data, args.split, progress=progress)
+        predictions = predict(model, checkpoint, pictures, progress=progress)
+    metrics = measure(predictions, checkpoint.class_names)
+    if args.json:
+        print(json.dumps(evaluation_values(metrics, checkpoint, pictures.name)))
+    else:
+        print(evaluation_text(metrics, checkpoint, pictures.name))
+    try:
+        predictions.save(cached_path(checkpoint.id, pictures.digest))
+    except OSError as error:
+        print(f"The predictions could not be kept for the page: {error}", file=sys.stderr)
+    return 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    from vit.report import describe_model, info_text
+
+    values = describe_model(*_load(args, say_assumed=False))
+    print(json.dumps(values) if args.json else info_text(values))
+    return 0
+
+
+def _data(args: argparse.Namespace) -> int:
+    from vit.datasets import main_data
+    from vit.progress import Bar
+
+    with Bar() as progress:
+        lines = main_data(args.data, ("test", "train") if args.split == "all" else (args.split,), progress)
+    print("\n".join(lines))
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from vit.convert import convert
+    from vit.progress import Bar
+
+    overrides = {"num_heads": args.heads, "img_size": args.size, "class_names": args.classes}
+    overrides |= {"mean": args.mean, "std": args.std}
+    with Bar() as progress:
+        lines = convert(
+            args.source, args.out, half=args.half, data=args.data, facts=dict(args.fact), card=args.card,
+            device=args.device, progress=progress, **overrides,
+        )  # fmt: skip
+    print("\n".join(lines))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from vit.bench import bench, bench_lines, bench_values
+    from vit.progress import Bar
+
+    with Bar() as progress:
+        found = bench(args.batches, args.repeats, args.data, device=args.device, progress=progress)
+    print(json.dumps(bench_values(found)) if args.json else "\n".join(bench_lines(found)))
+    return 0
+
+
+def _load(args: argparse.Namespace, say_assumed: bool = True):
+    from vit.checkpoint import BUNDLED, load
+
+    model, checkpoint = load(args.checkpoint or BUNDLED, device=args.device)
+    if checkpoint.assumed and say_assumed:
+        print(
+            f"Assumed, because {checkpoint.name} does not say: {', '.join(checkpoint.assumed)}",
+            file=sys.stderr,
+        )
+    return model, checkpoint
+
+
+_COMMANDS = {
+    "explain": _explain,
+    "evaluate": _evaluate,
+    "info": _info,
+    "data": _data,
+    "convert": _convert,
+    "bench": _bench,
+}
+
+
+if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a file's name need not be printable everywhere
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The arguments of `python -m vit`: every command, option and default, with its help.
+
+    args = build_parser().parse_args(["explain", "cat.png", "--layer", "3"])
+
+Wrong arguments end the program with exit code 2 and one line. argparse only, so that this takes no time;
+what depends on a model (how many layers there are) is checked when there is one.
+"""
+
+import argparse
+from pathlib import Path
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args, **options):
+        super().__init__(
+            *args, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows how it is used)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Its `args.command` is the command's name, or None; `args.prog` and `args.default` are the command's."""
+    parser = _Parser(
+        prog="python -m vit",
+        description="See where a Vision Transformer looks.",
+        epilog=_examples("explain cat.png --out cat-explained.png", "evaluate", "info", "explain --help"),
+    )
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, summary: str, *examples: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=summary, description=summary, epilog=_examples(*examples))
+        added.set_defaults(command=name, prog=added.prog, default=added.get_default)
+        return added
+
+    _explain_arguments(
+        command(
+            "explain", "Say what is on pictures, and where the model looks.",
+            "explain cat.png",
+            "explain cat.png --out cat-explained.png --style heat",
+            "explain cat.png --method raw --layer 6 --head 3 --token 2,7 --npz cat.npz",
+            "explain photos/*.jpg --fit pad --out explained/ --json",
+            "explain --data cifar10/ --npz rows.npz",
+        )
+    )  # fmt: skip
+
+    evaluate = command(
+        "evaluate", "Measure accuracy on labelled pictures.",
+        "evaluate", "evaluate --data cifar10/ --json", "evaluate --checkpoint runs/mine/best.safetensors",
+    )  # fmt: skip
+    _checkpoint_arguments(evaluate)
+    _data_argument(evaluate)
+    evaluate.add_argument("--split", choices=("test", "train"), default="test", help="default: test")
+
+    info = command("info", "Describe a checkpoint: shapes, parameters, provenance.", "info", "info --json")
+    _checkpoint_arguments(info)
+
+    data = command(
+        "data",
+        "Fetch CIFAR-10 if it is missing, verify it, say where it is.",
+        "data",
+        "data --split all",
+    )
+    _data_argument(data)
+    data.add_argument("--split", choices=("test", "train", "all"), default="test", help="default: test")
+
+    convert = command(
+        "convert", "Any checkpoint to one safetensors file that says all that is known of it.",
+        "convert tutorial.pth mine.safetensors",
+        "convert tutorial.pth mine.safetensors --half --fact epochs=80 --fact seed=0 --card mine.md",
+    )  # fmt: skip
+    convert.add_argument("source", metavar="SOURCE", help="safetensors, or a state dict from torch.save")
+    convert.add_argument("out", metavar="OUT.safetensors", type=Path)
+    convert.add_argument("--half", action="store_true", help="store float16: half the size")
+    _data_argument(convert)
+    convert.add_argument(
+        "--heads", type=_from_one, metavar="N", help="attention heads, if the file says nothing"
+    )
+    convert.add_argument("--size", type=_two_sizes, metavar="HEIGHT,WIDTH", help="of the pictures, in pixels")
+    convert.add_argument("--mean", type=_numbers, metavar="A,B,C", help="of pixels from 0 to 1, per channel")
+    convert.add_argument("--std", type=_numbers, metavar="A,B,C", help="the standard deviation, likewise")
+    convert.add_argument("--classes", type=_names, metavar="A,B,...", help="class names, in the head's order")
+    convert.add_argument(
+        "--fact", type=_fact, action="append", default=[], metavar="NAME=VALUE",
+        help="how it came about: command, data, epochs, seed, date, licence, ...; as often as needed",
+    )  # fmt: skip
+    convert.add_argument("--card", type=Path, metavar="FILE.md", help="write a model card as well")
+    _device_argument(convert)
+
+    bench = command(
+        "bench", "Time maps, rollouts and overlays against a plain pass.",
+        "bench", "bench --batches 1 --repeats 200",
+    )  # fmt: skip
+    bench.add_argument("--batches", type=_sizes, default=(1, 256), metavar="N,...", help="default: 1,256")
+    bench.add_argument("--repeats", type=_from_one, metavar="N", help="rounds; default: by the batch's size")
+    _data_argument(bench, otherwise="random pixels")
+    _device_argument(bench)
+    bench.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("pictures", nargs="*", metavar="PICTURE", help="PNG, JPEG, WebP, GIF, BMP or TIFF")
+    _checkpoint_arguments(parser)
+    group = parser.add_argument_group("what is shown (layers, heads, rows and columns count from 1)")
+    add = group.add_argument
+    add("--method", choices=("rollout", "raw"), default="rollout", help="default: rollout")
+    add("--layer", type=_from_one, metavar="K", help="default: the last")
+    add("--head", type=_from_one, metavar="K", help="default: all, fused")
+    add("--token", default="cls", metavar="cls|ROW,COL", help="whose view; default: cls")
+    add("--looked-at", action="store_true", help="who looks at the token, not where it looks")
+    add("--fusion", choices=("mean", "max", "min"), default="mean", help="of heads; default: mean")
+    add("--discard", type=_share, default=0.0, metavar="R", help="share of each row set to 0; default: 0")
+    add(
+        "--residual", type=_share, default=0.5, metavar="R", help="share of the skip connection; default: 0.5"
+    )
+    add("--start-layer", type=_from_one, default=1, metavar="K", help="where rollout starts; default: 1")
+    add("--fit", choices=("crop", "pad"), default="crop", help="how a picture is made square; default: crop")
+    add = parser.add_argument_group("how it is drawn").add_argument
+    add("--style", choices=("light", "heat"), default="light", help="default: light")
+    add("--strength", type=_share, default=0.85, metavar="R", help="default: 0.85")
+    add("--smooth", action="store_true", help="blend between patches")
+    add = parser.add_argument_group("files (for several pictures: folders)").add_argument
+    add("--out", type=Path, metavar="FILE.png", help="the picture explained, for print")
+    add("--npz", type=Path, metavar="FILE.npz", help="attention, rollout, logits, relevance as numpy arrays")
+    add = parser.add_argument_group("a whole test set").add_argument
+    add(
+        "--data", nargs="?", const="", metavar="DIR",
+        help="instead of pictures; --npz then holds the CLS rows of all of them (without DIR: as `vit data`)",
+    )  # fmt: skip
+    add("--limit", type=_from_one, metavar="N", help="only the first N")
+
+
+def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="safetensors or state dict; default: the bundled one"
+    )
+    _device_argument(parser)
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+def _device_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="D", help="cuda, mps or cpu; default: the first of these")
+
+
+def _data_argument(
+    parser: argparse.ArgumentParser, otherwise: str = "PATCHLIGHT_DATA, else as fetched"
+) -> None:
+    parser.add_argument("--data", metavar="DIR", help=f"folder with the pictures; default: {otherwise}")
+
+
+def _examples(*lines: str) -> str:
+    return "examples:\n" + "\n".join(f"  python -m vit {line}" for line in lines)
+
+
+# ---- values ---------------------------------------------------------------------------------------------
+
+
+def _from_one(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text[:10]) < 10**9:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"a number is needed, not {text!r}") from error
+
+
+def _share(text: str) -> float:
+    if not 0 <= (value := _number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"a number from 0 to 1 is needed, not {text}")
+    return value
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(part) for part in text.split(","))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_from_one(part.strip()) for part in text.split(","))
+
+
+def _two_sizes(text: str) -> tuple[int, ...]:
+    if len(sizes := _sizes(text)) != 2:
+        raise argparse.ArgumentTypeError(f"HEIGHT,WIDTH is needed, not {text!r}")
+    return sizes
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _fact(text: str) -> tuple[str, str | int | float]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(f"NAME=VALUE is needed, not {text!r}")
+    for kind in (int, float):
+        try:
+            number = kind(value)
+        except ValueError:
+            continue
+        if abs(number) < 1e15:  # not "nan", "inf", nor a hash that reads like 12e456
+            return name.strip(), number
+    return name.strip(), value

@@ -1,0 +1,238 @@
+"""What `python -m vit explain` does: explains some pictures, or thousands at a time.
+
+    failed = explain_pictures(["cat.png"], model, checkpoint, Settings(), out=Path("cat-explained.png"))
+    arrays = explain_data(model, checkpoint, load_pictures())      # CLS rows of all layers, as float16
+
+Settings count layers, heads, rows and columns from 1, as people do; arrays count from 0.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vit.attention import token_index
+from vit.checkpoint import Checkpoint
+from vit.datasets import Pictures
+from vit.evaluate import BATCH
+from vit.explanation import Explanation, cls_rows, explain
+from vit.figure import figure
+from vit.files import write_whole
+from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
+from vit.model import VisualTransformer
+from vit.overlay import Style, png_bytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of `explain`, in people's counting."""
+
+    method: str = "rollout"
+    layer: int | None = None  # 1 to L; None is the last
+    head: int | None = None  # 1 to H; None fuses all
+    token: str = "cls"  # or ROW,COLUMN
+    looked_at: bool = False
+    fusion: str = "mean"
+    discard: float = 0.0
+    residual: float = 0.5
+    start_layer: int = 1
+    fit: str = "crop"
+
+    def rollout_options(self, model: VisualTransformer) -> dict:
+        """The keyword arguments of `cls_rows`. ValueError for a layer that the model lacks."""
+        _check_count("start layer", self.start_layer, "layers", model.num_layers)
+        return {
+            "head_fusion": self.fusion,
+            "discard_ratio": self.discard,
+            "residual": self.residual,
+            "start_layer": self.start_layer - 1,
+        }
+
+    def options(self, model: VisualTransformer) -> dict:
+        """The keyword arguments of `explain`. ValueError for what the model lacks, counted from 1."""
+        layer = model.num_layers if self.layer is None else self.layer
+        _check_count("layer", layer, "layers", model.num_layers)
+        if self.head is not None:
+            _check_count("head", self.head, "heads", model.num_heads)
+        rollout_options = self.rollout_options(model)
+        if self.method == "rollout" and self.start_layer > layer:
+            raise ValueError(f"start layer {self.start_layer} lies above layer {layer}, where rollout ends")
+        return rollout_options | {
+            "method": self.method,
+            "layer": layer - 1,
+            "head": None if self.head is None else self.head - 1,
+            "token": token_index(self.token, model.grid),
+            "looked_at": self.looked_at,
+        }
+
+    def sentence(self, num_layers: int) -> str:
+        """The settings in words, for a caption."""
+        layer = num_layers if self.layer is None else self.layer
+        heads = f"{self.fusion} of all heads" if self.head is None else f"head {self.head}"
+        token = "CLS" if self.token.strip().lower() == "cls" else f"patch {self.token}"
+        whose = f"who looks at {token}" if self.looked_at else f"where {token} looks"
+        if self.method == "raw":
+            return f"Attention of layer {layer}, {heads}: {whose}"
+        extra = f", from layer {self.start_layer}" if self.start_layer > 1 else ""
+        extra += f", lowest {self.discard:.0%} of each row discarded" if self.discard else ""
+        extra += f", residual {self.residual:g}" if self.residual != 0.5 else ""
+        return f"Attention rollout up to layer {layer}, {heads}{extra}: {whose}"
+
+
+def explain_pictures(
+    pictures: Sequence[str],
+    model: VisualTransformer,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    *,
+    style: Style | None = None,
+    out: Path | None = None,
+    npz: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Explain pictures one by one and print one line for each; returns how many could not be opened.
+
+    `out` and `npz` are files for one picture and folders for several. ValueError for settings that the model
+    cannot meet and for paths that would overwrite a picture, before anything is written.
+    """
+    options = settings.options(model)
+    png_paths, npz_paths = targets(pictures, out, ".png"), targets(pictures, npz, ".npz")
+    failed = 0
+    for name, png_path, npz_path in zip(pictures, png_paths, npz_paths, strict=True):
+        try:
+            picture = open_picture(name)
+        except PictureError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        x = prepare(picture, checkpoint, settings.fit).to(model.cls_token.device)
+        explanation = explain(model, x, **options)
+        if npz_path:
+            names = ("attention", "rollout", "logits", "relevance")
+            arrays = {array: getattr(explanation, array)[0].cpu().numpy() for array in names}
+            write_whole(npz_path, partial(np.savez, **arrays))
+        if png_path:
+            data = _png(picture, name, explanation, model, checkpoint, settings, style or Style())
+            write_whole(png_path, lambda file, data=data: file.write(data))
+        print(prediction_line(name, explanation.probabilities[0].tolist(), checkpoint, as_json), flush=True)
+    return failed
+
+
+def explain_data(
+    model: VisualTransformer,
+    checkpoint: Checkpoint,
+    pictures: Pictures,
+    settings: Settings | None = None,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, np.ndarray]:
+    """The arrays that `--data --npz` keeps, for n pictures; CLS rows and logits of all of them:
+
+    ids (n,) str, labels (n,), logits (n, K) float32, attention (n, L, H, N) and rollout (n, L, N) float16.
+    """
+    options = (settings or Settings()).rollout_options(model)
+    n, L, H = len(pictures), model.num_layers, model.num_heads
+    N = model.pos_embed.shape[1]
+    logits = np.empty((n, len(checkpoint.class_names)), np.float32)
+    attention, rollout = np.empty((n, L, H, N), np.float16), np.empty((n, L, N), np.float16)
+    for start in range(0, n, BATCH):
+        part = slice(start, min(start + BATCH, n))
+        x = normalise(pictures.images[part], checkpoint).to(model.cls_token.device)
+        found = cls_rows(model, x, **options)
+        for target, rows in zip((logits, attention, rollout), found, strict=True):
+            target[part] = rows.to(torch.float32 if target is logits else torch.float16).cpu().numpy()
+        if progress:
+            progress(part.stop, n, "pictures explained")
+    labels, ids = np.asarray(pictures.labels), np.asarray(pictures.ids)
+    return {"ids": ids, "labels": labels, "logits": logits, "attention": attention, "rollout": rollout}
+
+
+def first(pictures: Pictures, limit: int | None) -> Pictures:
+    """The first `limit` pictures, or all."""
+    if limit is None:
+        return pictures
+    arrays = {name: getattr(pictures, name)[:limit] for name in ("images", "labels", "ids")}
+    return replace(pictures, **arrays)
+
+
+def prediction_line(picture: str, probabilities: list[float], checkpoint: Checkpoint, as_json: bool) -> str:
+    """The most probable class, for people or as one JSON object."""
+    best = max(range(len(probabilities)), key=probabilities.__getitem__)
+    name = checkpoint.class_names[best]
+    if not as_json:
+        return f"{picture}: {name}, {probabilities[best]:.1%}"
+    by_class = dict(zip(checkpoint.class_names, probabilities, strict=True))
+    return json.dumps(
+        {"picture": picture, "class": name, "probability": probabilities[best], "probabilities": by_class}
+    )
+
+
+def targets(pictures: Sequence[str], out: Path | None, suffix: str) -> list[Path | None]:
+    """Where each picture's file goes: `out` itself for one picture, else `<stem><suffix>` in that folder.
+
+    ValueError if `out` cannot be that, or if a picture would be overwritten.
+    """
+    if out is None:
+        return [None] * len(pictures)
+    if len(pictures) == 1 and not out.is_dir():
+        if out.suffix.lower() != suffix:
+            raise ValueError(f"{out} is neither a folder nor a name that ends in {suffix}")
+        paths = [out]
+    else:
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"{out} is a file; several pictures need a folder")
+        paths = [out / f"{stem}{suffix}" for stem in _distinct(Path(name).stem for name in pictures)]
+    sources = {Path(name).resolve() for name in pictures}
+    if over := next((path for path in paths if path.resolve() in sources), None):
+        raise ValueError(f"{over} would be overwritten, and it is one of the pictures; choose another name")
+    return paths
+
+
+def _distinct(stems: Iterator[str]) -> Iterator[str]:
+    taken = set()
+    for stem in stems:
+        name, number = stem, 1
+        while name.casefold() in taken:  # some file systems ignore case
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name.casefold())
+        yield name
+
+
+def _png(
+    picture,
+    name: str,
+    explanation: Explanation,
+    model,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    style: Style,
+) -> bytes:
+    probability, best = (value.item() for value in explanation.probabilities[0].max(dim=0))
+    said = f"{checkpoint.class_names[best]}, {probability:.1%}"
+    source = f"{checkpoint.name} ({checkpoint.id})"
+    sentence = settings.sentence(model.num_layers)
+    image = figure(
+        to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
+        explanation.relevance[0].cpu().numpy(),
+        title=said,
+        caption_lines=[sentence + ".", f"Patchlight, model {source}."],
+        style=style,
+        weights_label="rollout weight" if settings.method == "rollout" else "attention",
+        original=to_array(picture),
+    )
+    facts = {"Software": "Patchlight", "Title": said, "Description": sentence, "checkpoint": source}
+    facts |= {"checkpoint id": checkpoint.id, "picture": Path(name).name, "style": json.dumps(asdict(style))}
+    facts |= {"settings": json.dumps(asdict(settings))}
+    # a file's name need not be valid Unicode, a PNG's text must be
+    return png_bytes(image, {key: value.encode(errors="replace").decode() for key, value in facts.items()})
+
+
+def _check_count(what: str, value: int, plural: str, count: int) -> None:
+    if not 1 <= value <= count:
+        raise ValueError(f"{what} {value} does not exist: this model has {plural} 1 to {count}")

@@ -1,0 +1,122 @@
+"""What `evaluate` and `info` find, as plain text for people and as values for JSON.
+
+print(evaluation_text(metrics, checkpoint, pictures.name))
+print(info_text(describe_model(model, checkpoint)))
+"""
+
+from dataclasses import asdict
+
+import torch
+
+from vit.checkpoint import Checkpoint
+from vit.evaluate import Metrics
+from vit.model import VisualTransformer
+
+
+def evaluation_values(metrics: Metrics, checkpoint: Checkpoint, data: str) -> dict:
+    """Everything measured; shares from 0 to 1."""
+    names = {"checkpoint": checkpoint.name, "checkpoint_id": checkpoint.id, "data": data}
+    return names | asdict(metrics)
+
+
+def evaluation_text(metrics: Metrics, checkpoint: Checkpoint, data: str) -> str:
+    low, high = metrics.interval
+    width = max(len(name) for name in ("class", *checkpoint.class_names))
+    lines = [
+        f"{checkpoint.name} ({checkpoint.id}) on {metrics.pictures:,} pictures of {data}",
+        f"accuracy {metrics.accuracy:.2%}, 95 % interval {low:.2%} to {high:.2%}",
+        "",
+        f"{'class':<{width}}  pictures  precision  recall     F1",
+    ]
+    for row in metrics.classes:
+        figures = f"{row.precision:>9.2%}  {row.recall:>6.2%}  {row.f1:>6.2%}"
+        lines.append(f"{row.name:<{width}}  {row.pictures:>8,}  {figures}")
+    columns = [
+        len(str(max(k + 1, *(row[k] for row in metrics.confusion)))) for k in range(len(metrics.classes))
+    ]
+    header = "  ".join(f"{k + 1:>{column}}" for k, column in enumerate(columns))
+    lines += ["", "Who is taken for whom: a row for each true class, a column for each predicted one"]
+    lines.append(f"{'':<{width + 4}}  {header}")
+    for k, row in enumerate(metrics.confusion):
+        cells = "  ".join(f"{count:>{column}}" for count, column in zip(row, columns, strict=True))
+        lines.append(f"{k + 1:>3} {checkpoint.class_names[k]:<{width}}  {cells}")
+    return "\n".join(lines)
+
+
+def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
+    """Architecture, the shapes of a real pass, parameters by part, provenance."""
+    parameters = list(model.parameters())
+    device = model.cls_token.device
+    x = torch.zeros(1, model.patch_embed.conv.in_channels, *model.patch_embed.img_size, device=device)
+    with torch.no_grad():
+        patches = model.patch_embed(x)
+        trace = model.trace(x)
+    first = trace.layers[0]
+    shapes = {
+        "picture (B, C, height, width)": x,
+        "patches, projected (B, P, D)": patches,
+        "tokens, CLS in front (B, N, D)": trace.embedded,
+        "queries of a layer, keys and values alike (B, H, N, D/H)": first.q,
+        "attention map of a layer (B, H, N, N)": first.map,
+        "attention maps of all layers (B, L, H, N, N)": trace.maps,
+        "tokens after a layer (B, N, D)": first.tokens,
+        "logits (B, K)": trace.logits,
+    }
+    block = model.encoder_blocks[0]
+    parts = {
+        "patch embedding": model.patch_embed,
+        "CLS token": model.cls_token,
+        "position embedding": model.pos_embed,
+        f"encoder blocks, {model.num_layers} in all": model.encoder_blocks,
+        "  attention of each": block.attn,
+        "  MLP of each": block.mlp,
+        "  two norms of each": torch.nn.ModuleList([block.norm1, block.norm2]),
+        "final norm": model.norm,
+        "head": model.mlp_head,
+    }
+    return {
+        "checkpoint": checkpoint.name,
+        "checkpoint_id": checkpoint.id,
+        "architecture": asdict(checkpoint.architecture),
+        "class_names": list(checkpoint.class_names),
+        "mean": list(checkpoint.mean),
+        "std": list(checkpoint.std),
+        "shapes": {name: list(tensor.shape) for name, tensor in shapes.items()},
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "parts": {name.strip(): _count(part) for name, part in parts.items()},
+        "device": str(device),
+        "provenance": dict(checkpoint.provenance),
+        "assumed": list(checkpoint.assumed),
+    }
+
+
+def info_text(values: dict) -> str:
+    lines = [f"{values['checkpoint']} ({values['checkpoint_id']}) on {values['device']}", ""]
+    lines += _table("Architecture", {name: _plain(value) for name, value in values["architecture"].items()})
+    lines += _table("Classes", dict(enumerate(values["class_names"], start=1)))
+    normalisation = {name: _plain(values[name]) for name in ("mean", "std")}
+    lines += _table("Normalisation, per channel", normalisation)
+    shapes = {name: " x ".join(map(str, shape)) for name, shape in values["shapes"].items()}
+    lines += _table("One pass, one picture", shapes)
+    lines += _table("Parameters by part", {name: f"{count:,}" for name, count in values["parts"].items()})
+    lines += [f"Total parameters: {values['parameters']:,}"]
+    lines += [f"Trained parameters: {values['trained_parameters']:,}", ""]
+    provenance = values["provenance"] or {"unknown": "the file says nothing of how it came about"}
+    lines += _table("Provenance", provenance)
+    if values["assumed"]:
+        lines += [f"Assumed, because the file does not say: {', '.join(values['assumed'])}"]
+    return "\n".join(lines).rstrip()
+
+
+def _table(title: str, rows: dict) -> list[str]:
+    width = max(len(str(name)) for name in rows)
+    return [title, *(f"  {name!s:<{width}}  {value}" for name, value in rows.items()), ""]
+
+
+def _plain(value) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _count(part: torch.nn.Module | torch.Tensor) -> int:
+    return part.numel() if isinstance(part, torch.Tensor) else sum(p.numel() for p in part.parameters())
