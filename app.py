@@ -3,12 +3,17 @@
 streamlit run app.py
 """
 
+from pathlib import Path
+
 import streamlit as st
 
-st.set_page_config(page_title="Patchlight", page_icon=":material/flare:", layout="wide")
+ICON = Path(__file__).parent / "assets" / "icon.png"
+
+st.set_page_config(page_title="Patchlight", page_icon=str(ICON), layout="wide")
 title, model = st.columns([16, 11], vertical_alignment="bottom", gap="medium")
-title.title("Patchlight", anchor=False)
-title.caption("See where a Vision Transformer looks: where, which is not yet why.")
+with title.container(gap="xxsmall"):
+    st.title("Patchlight", anchor=False)
+    st.caption("See where a Vision Transformer looks, which is not yet why it decides.")
 
 # Not at the top: importing torch takes seconds, and the title is on screen before that.
 with st.spinner("Opening the model"):

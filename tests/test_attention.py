@@ -18,6 +18,7 @@ from vit.attention import (
     fuse_heads,
     rollout_by_head,
     rollout_by_layer,
+    rollout_row_by_layer,
     stack_maps,
 )
 
@@ -365,3 +366,15 @@ def test_unknown_fusions_are_refused(rollout):
 def test_maps_of_another_shape_are_refused(rollout, maps):
     with pytest.raises(ValueError, match="maps"):
         rollout(maps)
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+@pytest.mark.parametrize(("discard", "residual", "start"), [(0.0, 0.5, 0), (0.6, 0.3, 1), (0.9, 0.0, 2)])
+def test_one_token_s_rows_are_those_of_the_whole_rollout(fusion, discard, residual, start):
+    maps = [torch.rand(3, 2, 7, 7, dtype=torch.float64).softmax(-1) for _ in range(4)]
+    whole = rollout_by_layer(maps, fusion, discard, residual, start)
+    for token in (0, 4):
+        rows = rollout_row_by_layer(maps, token, fusion, discard, residual, start)
+        torch.testing.assert_close(rows, whole[:, :, token])
+        stacked = rollout_row_by_layer(torch.stack(maps, 1), token, fusion, discard, residual, start)
+        torch.testing.assert_close(stacked, rows)

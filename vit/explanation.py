@@ -18,6 +18,7 @@ from vit.attention import (
     fuse_heads,
     rollout_by_head,
     rollout_by_layer,
+    rollout_row_by_layer,
     token_column,
     token_grid,
     token_row,
@@ -26,7 +27,6 @@ from vit.model import MAPS_PART, VisualTransformer
 from vit.parts import in_parts
 
 METHODS = ("rollout", "raw")
-_ROWS_PART = 16  # pictures whose maps are thrown away at once: the fewer, the more stays in the cache
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,15 @@ def cls_rows(
     """
 
     def compute(x: Tensor) -> tuple[Tensor, ...]:
-        trace = model.trace(x)
-        maps = [layer.map for layer in trace.layers]  # not trace.maps, which copies them all
-        fused = [fuse_heads(attention, head_fusion)[:, None] for attention in maps]
+        tokens = model.embed(x, dropout=False)
+        rows, fused = [], []
+        for layer in model.steps(tokens, explicit=True, dropout=False):
+            rows.append(layer.map[:, :, 0].clone())  # a view would keep the whole map
+            fused.append(fuse_heads(layer.map, head_fusion)[:, None])
+            tokens = layer.tokens
         # one head is left, which any fusion leaves as it is
-        rollout = rollout_by_layer(fused, "mean", discard_ratio, residual, start_layer)
-        rows = torch.stack([attention[:, :, 0] for attention in maps], dim=1)
-        return trace.logits, rows, rollout[:, :, 0]
+        rollout = rollout_row_by_layer(fused, 0, "mean", discard_ratio, residual, start_layer)
+        return model.classify(tokens), torch.stack(rows, dim=1), rollout
 
     with torch.no_grad():
-        return in_parts(compute, _ROWS_PART, x)
+        return in_parts(compute, MAPS_PART, x)

@@ -273,7 +273,7 @@ class VisualTransformer(nn.Module):
 
         def encode(tokens: Tensor) -> tuple[Tensor, ...]:
             maps = []
-            for layer in self._steps(tokens, explicit=return_attn, dropout=self.training):
+            for layer in self.steps(tokens, explicit=return_attn, dropout=self.training):
                 tokens = layer.tokens
                 if return_attn:
                     maps.append(layer.map)
@@ -298,7 +298,7 @@ class VisualTransformer(nn.Module):
                 f"not {tuple(head_gate.shape)}"
             )
         embedded = self.embed(x, keep=keep, dropout=False)
-        layers = tuple(self._steps(embedded, head_gate=head_gate, explicit=True, dropout=False))
+        layers = tuple(self.steps(embedded, head_gate=head_gate, explicit=True, dropout=False))
         return Trace(embedded, layers, self.classify(layers[-1].tokens))
 
     def embed(self, x: Tensor, *, keep: Tensor | None = None, dropout: bool) -> Tensor:
@@ -331,10 +331,13 @@ class VisualTransformer(nn.Module):
         """(GY, GX), patches down and across."""
         return self.patch_embed.grid
 
-    def _steps(
+    def steps(
         self, tokens: Tensor, *, head_gate: Tensor | None = None, explicit: bool, dropout: bool
     ) -> Iterator[Layer]:
-        """The one pass through the blocks; a generator, so that nothing outlives the layer it served."""
+        """The one pass through the blocks, from what `embed` gives; arguments as in `attend` and `trace`.
+
+        A generator: maps are large, and whoever needs little of a layer can take it and let the rest go.
+        """
         for depth, block in enumerate(self.encoder_blocks):
             gate = None if head_gate is None else head_gate[depth]
             layer = block.step(tokens, gate=gate, explicit=explicit, dropout=dropout)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import streamlit as st
 
+from vit.checkpoint import CheckpointError
 from vit.datasets import DataError
 from vit.page.drawers import drawers
 from vit.page.explained import Explained, explain_picture
@@ -27,8 +28,8 @@ _HONEST = (
 
 def model_choice() -> Loaded:
     """The page's head: which model is looked into."""
-    view, loaded = choose_model(current_view())
-    set_view(view.within(loaded.checkpoint.architecture))
+    loaded = choose_model()
+    set_view(current_view().within(loaded.checkpoint.architecture))
     return loaded
 
 
@@ -36,20 +37,22 @@ def explore(loaded: Loaded) -> None:
     """The whole tab."""
     picture_column, prediction_column, gallery_column = st.columns([10, 10, 7], gap="medium")
     with gallery_column:
-        chosen = choose_picture(current_view(), loaded)
-        if chosen is not None:
-            set_view(replace(current_view(), picture=chosen))
-    explained = _explain(current_view(), loaded)
+        choose_picture(current_view(), loaded)
+    try:
+        explained = _explain(current_view(), loaded)
+    except CheckpointError as error:
+        st.error(f"{error} Your settings are kept: choose another model above.", icon=":material/error:")
+        return
     set_view(explained.view)
     with gallery_column:
         _what_the_model_sees(explained)
-    with picture_column:
-        st.image(explained.lit_png(), width="stretch", alt=explained.alt)
-        st.caption(f"{explained.title}.  \n{explained.looks_most_at}")
+    with picture_column, st.container(gap="xsmall"):
+        _png(explained.lit_png(), "stretch", explained.alt)
         _scrubber_and_switches(loaded)
-    with prediction_column:
+        st.caption(f"{explained.title}.  \n{explained.looks_most_at}")
+    with prediction_column, st.container(gap="xsmall"):
         show_prediction(explained)
-        st.image(explained.sheet_png(), width="stretch", alt=explained.sheet_alt)
+        _png(explained.sheet_png(), "stretch", explained.sheet_alt)
         _heads(loaded)
     st.caption(_HONEST)
     drawers(explained)
@@ -60,28 +63,33 @@ def _explain(view: View, loaded: Loaded) -> Explained:
     size_px = loaded.checkpoint.architecture.img_size
     try:
         shown = find_picture(view.picture, size_px, view.fit)
-        reason = "is not on this machine"
+        reason = f"The picture {view.picture} is not on this machine."
     except DataError as error:
-        shown, reason = None, f"cannot be read: {error}"
+        shown, reason = None, str(error)
     if shown is None:
         if view.picture.startswith("own:"):
             st.info(
                 "This link shows an uploaded picture, which a link cannot hold. The settings are kept: "
-                "choose “Yours” and upload the picture again.",
+                "upload the picture again under “Yours”.",
                 icon=":material/link_off:",
             )
         else:
-            st.info(f"The picture {view.picture} {reason}. A sample is shown instead.")
+            st.info(f"{reason} A sample is shown instead.", icon=":material/link_off:")
         view = replace(view, picture=FIRST_PICTURE)
         shown = find_picture(view.picture, size_px, view.fit)
     return explain_picture(view, loaded, shown)
+
+
+def _png(data: bytes, width: str | int, alt: str) -> None:
+    # Streamlit's default is a JPEG, which blurs the edges of patches and is off by more than 2 of 255.
+    st.image(data, width=width, alt=alt, output_format="PNG")
 
 
 def _what_the_model_sees(explained: Explained) -> None:
     shown = explained.shown
     height, width = shown.seen.shape[:2]
     st.caption(f"What the model sees: {width} × {height} pixels")
-    st.image(explained.seen_png(), width=160, alt=f"{shown.title} at {width} by {height} pixels")
+    _png(explained.seen_png(), 160, f"{shown.title} at {width} by {height} pixels")
     if shown.canvas.shape != shown.seen.shape:
         control(
             st.segmented_control,

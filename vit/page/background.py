@@ -54,8 +54,12 @@ def start(loaded: Loaded, pictures: Pictures) -> Job:
 
 
 def running(loaded: Loaded, pictures: Pictures) -> Job | None:
-    """The job for this model and data, also for a moment after it has ended; None if there was none."""
-    return _jobs().get((loaded.checkpoint.id, pictures.digest))
+    """The job for this model and data, or one that failed; None if there is none.
+
+    One that ended well is none: what it found is kept, and if it was deleted since, it has to be found anew.
+    """
+    job = _jobs().get((loaded.checkpoint.id, pictures.digest))
+    return None if job and job.finished and not job.error else job
 
 
 def _work(job: Job, loaded: Loaded, pictures: Pictures) -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 from vit.attention import FUSIONS
 from vit.page.explained import Explained
 from vit.page.session import control
-from vit.page.view import snippet, token_label
+from vit.page.view import plain, snippet, token_label
 
 
 def drawers(explained: Explained) -> None:
@@ -48,8 +48,9 @@ def _settings(explained: Explained) -> None:
             "discard",
             "Weakest weights left out of rollout",
             0.0,
-            0.95,
+            1.0,
             step=0.05,
+            format="percent",
             help="The share of each row's weights that is set to zero before layers are multiplied.",
         )
     with drawing:
@@ -68,6 +69,7 @@ def _settings(explained: Explained) -> None:
             0.0,
             1.0,
             step=0.05,
+            format="percent",
             to_widget=lambda strength: explained.view.style.strength,
         )
         control(st.toggle, "smooth", "Smooth", help="Off: one value for each patch, as the model has it.")
@@ -96,8 +98,6 @@ def _take_away(explained: Explained) -> None:
         )
     st.markdown("The address of this page is a link to this view." + _link_limits(explained))
     st.markdown("The same picture in Python:")
-    kind, _, key = explained.view.picture.partition(":")
-    file = f"assets/samples/{key}.png" if kind == "sample" else f"{key}.png"
     checkpoint = f"assets/weights/{explained.loaded.path.name}"
     if explained.view.model != "bundled":
         checkpoint = (
@@ -105,7 +105,7 @@ def _take_away(explained: Explained) -> None:
             if explained.view.model.startswith("run:")
             else "yours.safetensors"
         )
-    st.code(snippet(explained.view, explained.architecture, checkpoint, file), language="python")
+    st.code(snippet(explained.view, explained.architecture, checkpoint), language="python")
 
 
 def _link_limits(explained: Explained) -> str:
@@ -143,6 +143,8 @@ def about_model(checkpoint) -> None:
         **{name.replace("_", " "): str(value) for name, value in checkpoint.provenance.items()},
         "file": f"{checkpoint.name}, id {checkpoint.id}",
     }
-    st.table({"fact": list(rows), "value": list(rows.values())})
+    # two sentences of a fact are parted by a semicolon (vit/convert.py)
+    lines = [f"- **{plain(name)}**: {plain(value.replace('.;', '. '))}" for name, value in rows.items()]
+    st.markdown("\n".join(lines))
     if checkpoint.assumed:
-        st.caption(f"Not in the file, so assumed as in the tutorial: {', '.join(checkpoint.assumed)}.")
+        st.caption(f"Not in the file, so assumed as in the tutorial: {plain(', '.join(checkpoint.assumed))}.")

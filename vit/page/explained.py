@@ -7,15 +7,14 @@ import numpy as np
 import streamlit as st
 
 from vit.attention import token_index, token_name
+from vit.checkpoint import CheckpointError
 from vit.explanation import Explanation, explain, head_rows
 from vit.figure import figure
 from vit.images import prepare
 from vit.overlay import Style, draw, outline, png_bytes, sheet
 from vit.page.models import Loaded
 from vit.page.pictures import Shown
-from vit.page.view import View, percent, token_label
-
-_PICTURE_PX = 672  # on the longer side; a multiple of 32, so that a small picture's pixels stay equal
+from vit.page.view import PICTURE_PX, View, percent, token_label
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ class Explained:
 
     @property
     def alt(self) -> str:
-        return f"{self.shown.title}, lit where the model looks. {self.title}. {self.looks_most_at}"
+        drawn = "lit" if self.view.draw == "light" else "coloured"
+        return f"{self.shown.title}, {drawn} by attention. {self.title}. {self.looks_most_at}"
 
     @property
     def sheet_alt(self) -> str:
@@ -83,13 +83,16 @@ class Explained:
 
     @cached_property
     def looks_most_at(self) -> str:
-        """The weight on CLS and the largest weights, in words."""
+        """The largest weights and that of CLS, in words."""
         patches = self.relevance_map.flatten()
         most = " and ".join(
             f"{token_label(token_name(patch + 1, self.architecture.grid))} ({percent(patches[patch])})"
             for patch in patches.argsort()[::-1][:2].tolist()
         )
-        return f"Most weight on {most}; CLS has {percent(self.rows[self.chosen][0])}."
+        cls = percent(self.rows[self.chosen][0])
+        if self.view.looked_at:
+            return f"Most by {most}; by CLS {cls}."
+        return f"Most weight on {most}; CLS has {cls}."
 
     def lit_png(self) -> bytes:
         """The large picture."""
@@ -98,7 +101,7 @@ class Explained:
     def lit(self) -> np.ndarray:
         """(h, w, 3) uint8: the picture with its relevance, and the token's patch outlined."""
         height, width = self.shown.canvas.shape[:2]
-        scale = _PICTURE_PX / max(height, width)
+        scale = PICTURE_PX / max(height, width)
         size_px = (round(height * scale), round(width * scale))
         drawn = draw(self.shown.canvas, self.relevance_map, self.view.style, size_px=size_px)
         if self.token == 0:
@@ -108,8 +111,9 @@ class Explained:
     def seen_png(self) -> bytes:
         """What the model sees, enlarged with crisp pixels."""
         height, width = self.shown.seen.shape[:2]
-        even = np.ones((1, 1))
-        return png_bytes(draw(self.shown.seen, even, Style(strength=0), size_px=(height * 8, width * 8)))
+        times = max(1, 256 // max(height, width))
+        size_px = (height * times, width * times)
+        return png_bytes(draw(self.shown.seen, np.ones((1, 1)), Style(strength=0), size_px=size_px))
 
     def sheet_png(self) -> bytes:
         """All layers by all heads."""
@@ -133,7 +137,10 @@ class Explained:
 
 
 def explain_picture(view: View, loaded: Loaded, shown: Shown) -> Explained:
-    """The explanation of one picture, from the cache where the same was asked before."""
+    """The explanation of one picture, from the cache where the same was asked before.
+
+    CheckpointError if the model answers with numbers that nothing can be drawn from.
+    """
     explanation = _explain(
         loaded.checkpoint.id, shown.name, view.fit, view.fusion, view.discard, loaded, shown.seen
     )
@@ -153,4 +160,7 @@ def _explain(
 ) -> Explanation:
     device = next(_loaded.model.parameters()).device
     x = prepare(_seen, _loaded.checkpoint).to(device)
-    return explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)
+    explanation = explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)
+    if not explanation.logits.isfinite().all():
+        raise CheckpointError(f"{_loaded.checkpoint.name} answers with numbers that are not finite.")
+    return explanation

@@ -13,10 +13,12 @@ from vit.images import MAX_BYTES, PictureError
 from vit.page import background
 from vit.page.models import Loaded
 from vit.page.pictures import SAMPLES, keep_own, sample_names, test_pictures
+from vit.page.session import change_view
 from vit.page.view import View
 
 _ASSETS = Path(__file__).parents[2] / "assets" / "gallery"
 _PAGE = 20  # pictures shown at once
+_PLACES = {"sample": "Samples", "test": "Test set", "own": "Yours"}  # by the kind of picture, as in a link
 
 _grid = st.components.v2.component(
     "patchlight_gallery",
@@ -26,32 +28,34 @@ _grid = st.components.v2.component(
 )
 
 
-def choose_picture(view: View, loaded: Loaded) -> str | None:
-    """Draw the gallery; returns the name of a picture that was chosen just now, or None."""
+def choose_picture(view: View, loaded: Loaded) -> None:
+    """Draw the gallery; what is chosen in it goes into the view."""
     place = st.segmented_control(
         "Pictures",
-        ["Samples", "Test set", "Yours"],
-        default="Samples",
+        list(_PLACES.values()),
+        default=_PLACES[view.picture.partition(":")[0]],
         required=True,
         key="gallery_place",
         persist_state="session",
         width="stretch",
     )
-    if place == "Test set":
-        return _from_test_set(view, loaded)
-    if place == "Yours":
-        return _from_visitor()
-    return _pick("samples", "Sample pictures", view.picture, _sample_items())
+    if place == _PLACES["test"]:
+        _from_test_set(view, loaded)
+    elif place == _PLACES["own"]:
+        _from_visitor()
+    else:
+        _pick("samples", "Sample pictures", view.picture, _sample_items())
 
 
-def _pick(key: str, label: str, chosen: str, items: list[dict]) -> str | None:
-    result = _grid(
-        key=f"gallery_{key}",
-        data={"label": label, "chosen": chosen, "items": items},
-        on_picked_change=lambda: None,
-    )
-    offered = {item["id"] for item in items}
-    return result.picked if result.picked in offered else None
+def _pick(key: str, label: str, chosen: str, items: list[dict]) -> None:
+    key, offered = f"gallery_{key}", {item["id"] for item in items}
+
+    def picked() -> None:
+        picture = st.session_state[key].get("picked")
+        if picture in offered:
+            change_view(picture=picture)
+
+    _grid(key=key, data={"label": label, "chosen": chosen, "items": items}, on_picked_change=picked)
 
 
 @st.cache_data(show_spinner=False)
@@ -66,15 +70,15 @@ def _sample_items() -> list[dict]:
     ]
 
 
-def _from_test_set(view: View, loaded: Loaded) -> str | None:
+def _from_test_set(view: View, loaded: Loaded) -> None:
     try:
         pictures = test_pictures()
     except DataError as error:
         st.error(f"{error} The samples and your own pictures still work.", icon=":material/error:")
-        return None
+        return
     if pictures is None:
         _how_to_get_the_data()
-        return None
+        return
     kind = st.selectbox(
         "Class", ["all classes", *pictures.class_names], key="gallery_class", persist_state="session"
     )
@@ -85,26 +89,40 @@ def _from_test_set(view: View, loaded: Loaded) -> str | None:
         predictions = background.predictions_of(loaded, pictures)
         if predictions is None:
             _compute_predictions(loaded, pictures)
-            return None
-        rows = rows[predictions.classes[rows] != predictions.labels[rows]]
+            return
+        # by id: the same pictures may lie in another order than when they were classified
+        wrong = set(predictions.ids[predictions.classes != predictions.labels].tolist())
+        rows = rows[[picture in wrong for picture in pictures.ids[rows].tolist()]]
     if not len(rows):
-        st.caption("This model makes no mistakes here. Choose another class.")
-        return None
-    first, surprise = st.columns([3, 2], vertical_alignment="bottom")
+        only_mistakes = st.session_state["gallery_mistakes"]
+        reason = "This model makes no mistakes here" if only_mistakes else "The test set has none of these"
+        st.caption(f"{reason}. Choose another class.")
+        return
+    _page_of(rows, view, pictures)
+
+
+def _page_of(rows: np.ndarray, view: View, pictures: Pictures) -> None:
+    """Twenty of these rows from a chosen number on; at first, those that the shown picture is among."""
+    key = f"gallery_from_{len(rows)}"
+
+    def show(position: int) -> None:
+        st.session_state[key] = position // _PAGE * _PAGE + 1
+
+    def surprise() -> None:
+        position = int(np.random.default_rng().integers(len(rows)))
+        change_view(picture=f"test:{pictures.ids[rows[position]]}")
+        show(position)
+
+    if key not in st.session_state:
+        at = np.flatnonzero(pictures.ids[rows] == view.picture.removeprefix("test:"))
+        show(int(at[0]) if len(at) else 0)
+    first, button = st.columns([3, 2], vertical_alignment="bottom")
     start = first.number_input(
-        f"From number (of {len(rows):,})",
-        1,
-        len(rows),
-        step=_PAGE,
-        key=f"gallery_from_{len(rows)}",
-        persist_state="session",
+        f"From number (of {len(rows):,})", 1, len(rows), step=_PAGE, key=key, persist_state="session"
     )
-    surprised = surprise.button("Surprise me", width="stretch")
+    button.button("Surprise me", width="stretch", on_click=surprise)
     shown = rows[start - 1 : start - 1 + _PAGE]
-    picked = _pick("test", f"{pictures.name} pictures", view.picture, _test_items(pictures, shown))
-    if surprised:
-        return f"test:{pictures.ids[np.random.default_rng().choice(rows)]}"
-    return picked
+    _pick("test", f"{pictures.name} pictures", view.picture, _test_items(pictures, shown))
 
 
 def _test_items(pictures: Pictures, rows: np.ndarray) -> list[dict]:
@@ -147,7 +165,7 @@ def _compute_predictions(loaded: Loaded, pictures: Pictures) -> None:
     watch()
 
 
-def _from_visitor() -> str | None:
+def _from_visitor() -> None:
     file = st.file_uploader(
         "A picture of your own",
         type=["png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff"],
@@ -157,14 +175,18 @@ def _from_visitor() -> str | None:
     )
     if st.toggle("Use the camera", key="gallery_camera"):
         file = st.camera_input("Take a picture", key="camera_picture") or file
-    if file is None or st.session_state.get("last_upload") == file.file_id:
-        return None
-    st.session_state["last_upload"] = file.file_id
-    try:
-        return keep_own(file.getvalue())
-    except PictureError as error:
-        st.error(f"{error} The picture that was shown is unchanged.", icon=":material/error:")
-        return None
+    if file is None:
+        return
+    last_id, problem = st.session_state.get("last_upload", ("", ""))
+    if last_id != file.file_id:
+        problem = ""
+        try:
+            change_view(picture=keep_own(file.getvalue()))
+        except PictureError as error:
+            problem = f"{error} The picture that was shown is unchanged."
+        st.session_state["last_upload"] = file.file_id, problem
+    if problem:  # as long as the file is listed
+        st.error(problem, icon=":material/error:")
 
 
 def _data_uri(png: bytes) -> str:

@@ -5,7 +5,7 @@ Models are shared by all sessions, in eval mode and never changed.
 
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
@@ -13,9 +13,11 @@ import streamlit as st
 from vit.checkpoint import BUNDLED, Checkpoint, CheckpointError, find_checkpoints, load
 from vit.datasets import cache_folder
 from vit.model import VisualTransformer
-from vit.page.view import BUNDLED_MODEL, View
+from vit.page.session import change_view, control, current_view
+from vit.page.view import BUNDLED_MODEL
 
 _MAX_UPLOAD_MB = 200
+_UPLOADS_KEPT = 5  # on disk, for all sessions; the oldest are deleted
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,29 +47,32 @@ class Loaded:
         return f"CPU, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
-def choose_model(view: View) -> tuple[View, Loaded]:
-    """Draw the choice and load what is chosen; falls back to the bundled model with a word of why."""
-    options = [BUNDLED_MODEL, *_run_names()]
-    if view.model not in options:
-        options.append(view.model)
-    chooser, upload = st.columns([5, 1], vertical_alignment="bottom", wrap=False)
-    st.session_state["choose_model"] = view.model
-    chosen = chooser.selectbox(
-        "Model", options, key="choose_model", format_func=_label, label_visibility="collapsed"
-    )
-    with upload.popover("", icon=":material/upload:", help="Use a checkpoint of your own"):
-        st.caption("Checkpoints under the runs folder are in the list already.")
-        chosen = _upload() or chosen
-    if chosen != view.model:
-        view = replace(view, model=chosen)
+def choose_model() -> Loaded:
+    """Load the view's model and draw the choice; falls back to the bundled one with a word of why."""
+    problem = ""
     try:
-        loaded = _load(view.model)
+        loaded = _load(current_view().model)
     except CheckpointError as error:
-        st.error(f"{error} The bundled model is shown instead.", icon=":material/error:")
-        view = replace(view, model=BUNDLED_MODEL)
+        problem = f"{error} The bundled model is shown instead."
+        change_view(model=BUNDLED_MODEL)
         loaded = _load(BUNDLED_MODEL)
-    st.caption(f"{loaded.facts} · {loaded.device}")
-    return view, loaded
+    options = [BUNDLED_MODEL, *_run_names()]
+    if (chosen := current_view().model) not in options:
+        options.append(chosen)
+    with st.container(gap="xxsmall"):
+        chooser, upload = st.columns([5, 1], vertical_alignment="bottom", wrap=False)
+        control(
+            chooser.selectbox, "model", "Model", options, format_func=_label, label_visibility="collapsed"
+        )
+        with upload.popover("", icon=":material/upload:", help="Use a checkpoint of your own"):
+            st.caption("Checkpoints under the runs folder are in the list already.")
+            if (uploaded := _upload()) is not None:
+                change_view(model=uploaded)
+                st.rerun()  # what is above was drawn for the model before
+        st.caption(f"{loaded.facts} · {loaded.device}")
+    if problem:
+        st.error(problem, icon=":material/error:")
+    return loaded
 
 
 def find_file(model: str) -> Path:
@@ -88,13 +93,21 @@ def find_file(model: str) -> Path:
 
 def _load(model: str) -> Loaded:
     path = find_file(model)
-    stat = path.stat()
+    try:
+        stat = path.stat()
+    except OSError as error:  # deleted since it was listed
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}.") from error
     return _load_file(str(path), stat.st_mtime_ns, stat.st_size)
 
 
 @st.cache_resource(max_entries=4, show_spinner="Loading the model")
 def _load_file(path: str, changed_ns: int, size_bytes: int) -> Loaded:
     model, checkpoint = load(path)
+    channels = checkpoint.architecture.in_channels
+    if channels not in (1, 3):
+        raise CheckpointError(
+            f"{checkpoint.name} takes pictures of {channels} channels; a picture has 3, or 1 of grey."
+        )
     return Loaded(model.requires_grad_(False), checkpoint, Path(path))
 
 
@@ -119,6 +132,8 @@ def _upload() -> str | None:
         partial.write_bytes(data)
         partial.replace(path)
         load(path)
+        for old in find_checkpoints(path.parent)[_UPLOADS_KEPT:]:
+            old.unlink(missing_ok=True)
     except CheckpointError as error:
         path.unlink(missing_ok=True)
         reason = str(error).replace(path.name, "This file", 1)

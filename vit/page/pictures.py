@@ -13,10 +13,10 @@ from PIL import Image
 
 from vit.datasets import Pictures, find_data, load_pictures
 from vit.images import fit, framed, open_picture, to_array
+from vit.page.view import PICTURE_PX
 
 SAMPLES = Path(__file__).parents[2] / "assets" / "samples"
 _OWN_KEY = "own_picture"
-_CANVAS_PX = 672  # 21 x 32: enlarged pictures stay on whole pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def find_picture(name: str, size_px: tuple[int, int], how: str) -> Shown | None:
 
 def _shown(name, title, original, size_px, how, true_class) -> Shown:
     seen = to_array(fit(original, size_px, how))
-    return Shown(name, title, seen, to_array(framed(original, size_px, how, _CANVAS_PX)), true_class)
+    return Shown(name, title, seen, to_array(framed(original, size_px, how, PICTURE_PX)), true_class)
 
 
 @st.cache_resource(max_entries=2, show_spinner="Opening the test pictures")
@@ -93,4 +93,4 @@ def _load_test(folder: str) -> Pictures:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _frame_own(own_id: str, size_px: tuple[int, int], how: str, _own: _Own) -> tuple[np.ndarray, np.ndarray]:
     original = open_picture(_own.data)
-    return to_array(fit(original, size_px, how)), to_array(framed(original, size_px, how, _CANVAS_PX))
+    return to_array(fit(original, size_px, how)), to_array(framed(original, size_px, how, PICTURE_PX))

@@ -4,7 +4,7 @@ import streamlit as st
 
 from vit.overlay import ACCENT
 from vit.page.explained import Explained
-from vit.page.view import percent
+from vit.page.view import percent, plain
 
 _BARS = 5
 _UNLIKE_BELOW = 0.01  # a largest logit below that of 99 % of held-out pictures
@@ -13,10 +13,10 @@ _UNLIKE_BELOW = 0.01  # a largest logit below that of 99 % of held-out pictures
 def show_prediction(explained: Explained) -> None:
     """The class in words, bars of the most probable classes, the true label where it is known."""
     probability = float(explained.probabilities.max())
-    verdict = f"**{explained.class_name}** {percent(probability)}"
+    verdict = f"**{plain(explained.class_name)}** {percent(probability)}"
     if (truth := explained.shown.true_class) is not None:
         mark = ":material/check:" if truth == explained.class_name else ":material/close:"
-        verdict += f" &nbsp; {mark} true label: {truth}"
+        verdict += f" &nbsp; {mark} true label: {plain(truth)}"
     st.markdown(verdict)
     st.plotly_chart(
         _bars(explained),
@@ -40,9 +40,13 @@ def _bars(explained: Explained):
             textposition="outside", cliponaxis=False, marker_color=ACCENT,
         )
     )  # fmt: skip
+    # as in config.toml: Streamlit's own grey for charts is too faint on white for small text
+    ink = "#eceae6" if st.context.theme.type == "dark" else "#14161a"
     figure.update_layout(
         height=24 * _BARS + 8, margin={"l": 0, "r": 48, "t": 4, "b": 4}, bargap=0.35, uirevision="constant",
-        xaxis={"range": [0, 1], "visible": False}, yaxis={"automargin": True, "ticksuffix": " "},
+        font={"color": ink},
+        xaxis={"range": [0, 1], "visible": False},
+        yaxis={"automargin": True, "ticksuffix": " ", "tickfont": {"color": ink}},
     )  # fmt: skip
     return figure
 
@@ -58,8 +62,8 @@ def _in_words(explained: Explained) -> str:
 def _about_own_pictures(explained: Explained) -> None:
     names = explained.loaded.checkpoint.class_names
     st.caption(
-        f"This model knows {len(names)} classes ({', '.join(names)}); your picture may be none of them, "
-        "and it will still name one."
+        f"This model knows {len(names)} classes ({plain(', '.join(names))}); your picture may be none of "
+        "them, and it will still name one."
     )
     largest = float(explained.explanation.logits[0].max())
     percentile = explained.loaded.checkpoint.top_logit_percentile(largest)

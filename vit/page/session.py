@@ -18,10 +18,18 @@ def current_view() -> View:
     if _KEY not in st.session_state:
         st.session_state[_KEY], problems = View.from_params(st.query_params.to_dict())
         if problems:
+            parts = "This part" if len(problems) == 1 else "These parts"
             st.toast(
-                f"This part of the link could not be used: {', '.join(problems)}.", icon=":material/link_off:"
+                f"{parts} of the link could not be used: {', '.join(problems)}. The rest is as it says.",
+                icon=":material/link_off:",
+                duration="long",
             )
     return st.session_state[_KEY]
+
+
+def change_view(**changes) -> None:
+    """Change some fields from a callback, that is before anything is drawn."""
+    st.session_state[_KEY] = replace(current_view(), **changes)
 
 
 def set_view(view: View) -> None:
@@ -43,8 +51,6 @@ def control(widget, field: str, *args, to_widget=None, from_widget=None, **optio
 
     def moved() -> None:
         chosen = st.session_state[key]
-        st.session_state[_KEY] = replace(
-            st.session_state[_KEY], **{field: from_widget(chosen) if from_widget else chosen}
-        )
+        change_view(**{field: from_widget(chosen) if from_widget else chosen})
 
     return widget(*args, key=key, on_change=moved, **options)

@@ -18,6 +18,7 @@ from vit.state_dict import Architecture
 
 FIRST_PICTURE = "sample:frog_07"
 BUNDLED_MODEL = "bundled"
+PICTURE_PX = 672  # the large picture's longer side: 21 x 32, so that a small picture's pixels stay equal
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ def token_label(token: str) -> str:
     return "CLS" if token == "cls" else "row {}, column {}".format(*token.split(","))
 
 
+def plain(text: str) -> str:
+    """A stranger's text, such as a class name, for Markdown: shown as it is, never as formatting."""
+    return re.sub(r"([!-+\--/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
+
+
 def percent(share: float) -> str:
     """`91 %`, and one digit more where that says more: `4.2 %`."""
     return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
@@ -147,27 +153,28 @@ def _flag(on: str) -> _Param:
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
+    if not re.fullmatch(r"0(\.[0-9]{1,20})?|1(\.0{1,20})?", text):
         raise ValueError(text)
-    return value
+    return round(float(text), 3)  # no more digits than `write` keeps, so that a link is stable
 
 
 def _count_from_one(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
         raise ValueError(text)
     return int(text) - 1
 
 
 _PARAMS: dict[str, _Param] = {
-    "picture": _matching(r"sample:[a-z]+_\d{2}|(test|own):[0-9a-f]{12}"),
-    # a path below the runs folder, never out of it
-    "model": _matching(r"bundled|own:[0-9a-f]{12}|run:(?!.*\.\.)[\w][\w .\-]*(/[\w][\w .\-]*)?"),
+    "picture": _matching(r"sample:[a-z]+_[0-9]{2}|(test|own):[0-9a-f]{12}"),
+    # a path below the runs folder, never out of it, and of letters that mean nothing in markdown links
+    "model": _matching(
+        r"bundled|own:[0-9a-f]{12}|run:(?!.*\.\.)[\w][\w .,+=@()\-]{0,99}(/[\w][\w .,+=@()\-]{0,99})?"
+    ),
     "method": _one_of(*METHODS),
     "looked_at": _flag("yes"),
     "layer": _Param(_count_from_one, lambda layer: str(layer + 1)),
     "head": _Param(_count_from_one, lambda head: str(head + 1)),
-    "token": _matching(r"cls|[1-9]\d{0,3},[1-9]\d{0,3}"),
+    "token": _matching(r"cls|[1-9][0-9]{0,3},[1-9][0-9]{0,3}"),
     "fusion": _one_of(*FUSIONS),
     "discard": _Param(_share, lambda value: f"{value:g}"),
     "draw": _one_of("light", "heat"),
@@ -177,20 +184,48 @@ _PARAMS: dict[str, _Param] = {
 }
 
 
-def snippet(view: View, architecture: Architecture, checkpoint: str, picture: str) -> str:
-    """Python that draws the same picture; `checkpoint` and `picture` are the files that it opens."""
+def snippet(view: View, architecture: Architecture, checkpoint: str) -> str:
+    """Python that draws what the page shows, run from the repository's folder; `checkpoint` is a file."""
+    usual = {
+        "method": "rollout",
+        "token": 0,
+        "layer": architecture.num_layers - 1,
+        "head": None,
+        "looked_at": False,
+        "head_fusion": "mean",
+        "discard_ratio": 0,
+    }
     options = view.explain_options(architecture)
-    arguments = "".join(f", {name}={value!r}" for name, value in options.items())
-    fit = "" if view.fit == "crop" else f", how={view.fit!r}"
+    arguments = "".join(f", {name}={options[name]!r}" for name in usual if options[name] != usual[name])
+    how = "" if view.fit == "crop" else f", how={view.fit!r}"
     style = f"Style({view.draw!r}, strength={view.style.strength:g}, smooth={view.smooth})"
-    return f"""import vit
-from vit.overlay import Style, png_bytes
+    kind, _, key = view.picture.partition(":")
+    file = f"assets/samples/{key}.png" if kind == "sample" else "your-picture.png"
+    imports, opened = "import vit", f"picture = vit.open_picture({file!r})"
+    if kind == "test":
+        imports = "from PIL import Image\n\nimport vit\nfrom vit.datasets import load_pictures"
+        opened = (
+            f"pictures = load_pictures()\n"
+            f"picture = Image.fromarray(pictures.images[pictures.index_of({key!r})])"
+        )
+    overlay, framing = "Style, draw, png_bytes", ""
+    if view.token != "cls":
+        row, column = (int(number) - 1 for number in view.token.split(","))
+        overlay = "Style, draw, outline, png_bytes"
+        framing = f"lit = outline(lit, ({row}, {column}), checkpoint.architecture.grid)\n"
+    return f"""from pathlib import Path
+
+{imports}
+from vit.images import framed, to_array
+from vit.overlay import {overlay}
 
 model, checkpoint = vit.load({checkpoint!r})
-picture = vit.open_picture({picture!r})
-x = vit.prepare(picture, checkpoint{fit})
+{opened}
+x = vit.prepare(picture, checkpoint{how}).to(next(model.parameters()).device)
 explanation = vit.explain(model, x{arguments})
-canvas = vit.framed(picture, checkpoint.architecture.img_size{fit})
-lit = vit.draw(vit.to_array(canvas), explanation.relevance[0], {style}, size_px=(448, 448))
-open("lit.png", "wb").write(png_bytes(lit))
+canvas = to_array(framed(picture, checkpoint.architecture.img_size{how}))
+scale = {PICTURE_PX} / max(canvas.shape[:2])
+size_px = (round(canvas.shape[0] * scale), round(canvas.shape[1] * scale))
+lit = draw(canvas, explanation.relevance[0].cpu(), {style}, size_px=size_px)
+{framing}Path("lit.png").write_bytes(png_bytes(lit))
 """

@@ -1,0 +1,90 @@
+"""What the tests of the page share: they see no data, cache or runs of the machine unless they ask for it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+# The tests' models are tiny: two threads would wait for one another for longer than they work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def page_folders(tmp_path, monkeypatch):
+    """An empty cache and an empty runs folder for the page, and no test set; returns the runs folder."""
+    import streamlit as st
+
+    monkeypatch.setenv("PATCHLIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATCHLIGHT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("PATCHLIGHT_DATA", raising=False)
+    (tmp_path / "runs").mkdir()
+    for cache in (st.cache_resource, st.cache_data):
+        cache.clear()
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint():
+    """write_checkpoint(path, num_layers=2, top_logit_percentiles=(...)): random weights, always the same."""
+    import torch
+
+    from vit.checkpoint import Checkpoint, save
+    from vit.sources import CLASSES
+    from vit.state_dict import Architecture
+
+    def write(path: Path, *, top_logit_percentiles=(), class_names=CLASSES, **sizes):
+        smaller = {"embed_dim": 32, "mlp_dim": 32, "num_classes": len(class_names)} | sizes
+        architecture = Architecture(**smaller)
+        torch.manual_seed(5)
+        halves = (0.5,) * architecture.in_channels
+        checkpoint = Checkpoint(architecture, tuple(class_names), halves, halves)
+        checkpoint = replace(checkpoint, top_logit_percentiles=tuple(top_logit_percentiles))
+        return save(architecture.build(init="tutorial"), checkpoint, path)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory):
+    """The real server, offline and without a test set, as .url and .pid; it ends with the module's tests."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PATCHLIGHT_")}
+    environment |= {"PATCHLIGHT_CACHE": str(folder / "cache"), "PATCHLIGHT_RUNS": str(folder / "runs")}
+    command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless=true"]
+    command += ["--server.address=127.0.0.1", f"--server.port={url.rpartition(':')[2]}"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    try:
+        _wait_until_healthy(server, url, folder / "log")
+        yield SimpleNamespace(url=url, pid=server.pid)
+    finally:
+        server.terminate()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_until_healthy(server: subprocess.Popen, url: str, log: Path) -> None:
+    for _ in range(240):
+        try:
+            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.25)
+    pytest.fail(f"the server did not start: {log.read_text()}")

@@ -1,0 +1,556 @@
+"""The page as a whole, without a browser: AppTest runs app.py and drives its controls.
+
+Clicks in the gallery need one, and are tested in test_browser.py.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from streamlit.testing.v1 import AppTest
+from synthetic import made, write_parquet
+
+from vit.images import picture_id
+from vit.page.view import View
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("page_folders")
+
+
+def opened(**params) -> AppTest:
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+    for name, value in params.items():
+        app.query_params[name] = value
+    return shown(app.run())
+
+
+def shown(app: AppTest) -> AppTest:
+    assert not app.exception, [e.value for e in app.exception]
+    return app
+
+
+def view_of(app: AppTest) -> View:
+    return app.session_state["view"]
+
+
+def link_of(app: AppTest) -> dict[str, str]:
+    params = {
+        name: value[-1] if isinstance(value, list) else value for name, value in app.query_params.items()
+    }
+    return {name: params[name] for name in params if name in {field.name for field in fields(View)}}
+
+
+def picture_of(app: AppTest) -> str:
+    """The address of the large picture, which follows from its bytes."""
+    return app.get("image")[0].proto.imgs[0].url
+
+
+def words_of(app: AppTest) -> str:
+    elements = [*app.markdown, *app.caption, *app.error, *app.info, *app.warning, *app.toast]
+    return "\n".join(str(element.value) for element in elements)
+
+
+def place(app: AppTest, name: str) -> AppTest:
+    return shown(app.segmented_control(key="gallery_place").set_value(name).run())
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def upload(app: AppTest, name: str, data: bytes) -> AppTest:
+    return shown(app.file_uploader(key="upload_picture").set_value((name, data, "image/png")).run())
+
+
+@pytest.fixture
+def test_set(tmp_path, monkeypatch):
+    """120 random pictures of the ten classes as a test set; returns the pixels and the labels."""
+    pixels, labels = made(120, 3)
+    write_parquet(tmp_path / "data" / "test-00000-of-00001.parquet", pixels, labels)
+    monkeypatch.setenv("PATCHLIGHT_DATA", str(tmp_path / "data"))
+    return pixels, labels
+
+
+# The first visit
+
+
+def test_the_first_visit_shows_an_explained_picture():
+    app = opened()
+    assert app.title[0].value == "Patchlight"
+    images = app.get("image")
+    assert len(images) == 3  # the picture, all layers and heads, what the model sees
+    # A JPEG, which is Streamlit's choice for bytes, would be off by more than 2 of 255.
+    assert all(image.proto.imgs[0].url.endswith(".png") and image.proto.imgs[0].alt for image in images)
+    words = words_of(app)
+    assert "**frog**" in words
+    assert "true label: frog" in words
+    assert "Where CLS looks: rollout of layers 1 to 6" in words
+    assert "Most weight on row" in words
+    assert "not why it decides" in words
+    assert not app.error
+    assert link_of(app) == {}
+
+
+def test_the_title_is_painted_before_torch_is_imported(tmp_path):
+    code = """
+import sys
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+title = st.title
+def recorded(*args, **options):
+    print("torch" if "torch" in sys.modules else "no torch", "at the title")
+    return title(*args, **options)
+st.title = recorded
+app = AppTest.from_file("app.py", default_timeout=90).run()
+print("torch" if "torch" in sys.modules else "no torch", "at the end", len(app.exception))
+"""
+    env = {**os.environ, "PATCHLIGHT_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["no torch at the title", "torch at the end 0"], done.stderr
+
+
+def test_a_rerun_is_quick():
+    app = opened()
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        app.run()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1
+
+
+def test_a_further_session_costs_at_most_15_mb(page_server):
+    from streamlit.proto.BackMsg_pb2 import BackMsg
+    from streamlit.proto.ClientState_pb2 import ClientState
+    from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+    from websockets.sync.client import connect
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("resident memory is read from /proc, which is not here")
+
+    sessions = ExitStack()  # all stay open to the end
+
+    def session() -> None:
+        address = f"{page_server.url.replace('http', 'ws')}/_stcore/stream"
+        socket = sessions.enter_context(connect(address, max_size=None))
+        socket.send(BackMsg(rerun_script=ClientState()).SerializeToString())
+        title_seen = False
+        while True:
+            message = ForwardMsg.FromString(socket.recv(timeout=90))
+            title_seen |= message.delta.new_element.heading.body == "Patchlight"
+            if message.WhichOneof("type") == "script_finished":
+                assert title_seen
+                return
+
+    def resident_mb() -> float:
+        status = Path(f"/proc/{page_server.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    with sessions:
+        for _ in range(3):  # torch, the model and every cache are there after these
+            session()
+        before = resident_mb()
+        for _ in range(8):
+            session()
+        growth = (resident_mb() - before) / 8
+    assert before > 100
+    assert growth <= 15
+
+
+# Controls and links
+
+CONTROLS = {  # kind, what to choose, field, value, what the link says
+    "layer": ("slider", 3, 2, "3"),
+    "head": ("segmented_control", 4, 4, "5"),
+    "method": ("segmented_control", "raw", "raw", "raw"),
+    "looked_at": ("segmented_control", True, True, "yes"),
+    "token": ("selectbox", "3,5", "3,5", "3,5"),
+    "fusion": ("segmented_control", "max", "max", "max"),
+    "discard": ("slider", 0.4, 0.4, "0.4"),
+    "draw": ("segmented_control", "heat", "heat", "heat"),
+    "strength": ("slider", 0.5, 0.5, "0.5"),
+    "smooth": ("toggle", True, True, "yes"),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_every_control_changes_what_is_shown_and_the_link(name):
+    kind, choice, value, text = CONTROLS[name]
+    app = opened()
+    before = picture_of(app)
+    shown(getattr(app, kind)(key=f"view_{name}").set_value(choice).run())
+    assert getattr(view_of(app), name) == value
+    assert link_of(app) == {name: text}
+    assert picture_of(app) != before
+    shown(app.run())  # nothing falls back at the next run
+    assert link_of(app) == {name: text}
+
+
+def test_the_last_layer_and_all_heads_are_the_default():
+    app = opened(layer="2", head="3")
+    app.slider(key="view_layer").set_value(6)
+    shown(app.segmented_control(key="view_head").set_value("all").run())
+    assert link_of(app) == {}
+
+
+WHOLE_LINK = {
+    "picture": "sample:cat_00", "method": "raw", "looked_at": "yes", "layer": "2", "head": "5",
+    "token": "3,4", "fusion": "min", "discard": "0.35", "draw": "heat", "strength": "0.7",
+    "smooth": "yes", "fit": "pad",
+}  # fmt: skip
+
+
+def test_a_link_reproduces_the_view():
+    first, second = opened(**WHOLE_LINK), opened(**WHOLE_LINK)
+    assert link_of(first) == WHOLE_LINK
+    assert view_of(first) == View.from_params(WHOLE_LINK)[0]
+    assert "Who looks at row 3, column 4: attention of layer 2, head 5" in words_of(first)
+    assert picture_of(first) == picture_of(second) != picture_of(opened())
+
+
+@pytest.mark.parametrize("discard", ["0", "0.97", "1"])
+def test_every_share_that_a_link_may_hold_can_be_shown(discard):
+    assert view_of(opened(discard=discard, strength=discard)).discard == float(discard)
+
+
+def test_a_bad_link_says_which_part_could_not_be_used():
+    app = opened(layer="0", fusion="median", head="2")
+    assert "layer, fusion" in app.toast[0].value
+    assert link_of(app) == {"head": "2"}
+
+
+def test_a_link_to_a_picture_that_is_not_here_says_so():
+    app = opened(picture="test:0123456789ab", layer="2")
+    assert "is not on this machine. A sample is shown instead." in app.info[0].value
+    assert link_of(app) == {"layer": "2"}
+
+
+def test_a_link_to_an_own_picture_says_so_and_keeps_the_settings():
+    app = opened(picture="own:0123456789ab", layer="2")
+    assert "a link cannot hold" in app.info[0].value
+    assert view_of(app).layer == 1
+    assert app.segmented_control(key="gallery_place").value == "Yours"
+
+
+def test_a_link_to_an_own_model_says_so():
+    app = opened(model="own:0123456789ab", layer="2")
+    assert "upload it again. The bundled model is shown instead." in app.error[0].value
+    assert link_of(app) == {"layer": "2"}
+
+
+def test_changing_tabs_loses_nothing():
+    app = opened(**WHOLE_LINK)
+    before = picture_of(app)
+    place(app, "Yours")
+    app.session_state["tab"] = "Train"
+    shown(app.run())
+    assert "How this model was trained" in [each.value for each in app.subheader]
+    assert not app.get("image")
+    assert link_of(app) == WHOLE_LINK
+    app.session_state["tab"] = "Explore"
+    shown(app.run())
+    assert link_of(app) == WHOLE_LINK
+    assert picture_of(app) == before
+    assert app.segmented_control(key="gallery_place").value == "Yours"
+
+
+# The test set
+
+
+def test_without_data_a_button_says_how_to_get_it():
+    app = place(opened(), "Test set")
+    assert "not on this machine" in words_of(app)
+    assert app.code[0].value == "python -m vit data"
+    assert len(app.get("image")) == 3
+
+
+def test_broken_data_is_told_in_words(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test-00000-of-00001.parquet").write_bytes(b"not a parquet file")
+    monkeypatch.setenv("PATCHLIGHT_DATA", str(tmp_path / "data"))
+    app = place(opened(), "Test set")
+    assert "The samples and your own pictures still work." in app.error[0].value
+    app = opened(picture="test:0123456789ab")
+    assert "A sample is shown instead." in app.info[0].value
+
+
+def items_of(app: AppTest) -> list[dict]:
+    import json
+
+    proto = app.get("bidi_component")[0].proto
+    return json.loads(proto.mixed.json if proto.WhichOneof("data") == "mixed" else proto.json)["items"]
+
+
+def ids_of(pixels) -> list[str]:
+    return [f"test:{picture_id(picture)}" for picture in pixels]
+
+
+def test_the_class_filter_and_the_number(test_set):
+    pixels, labels = test_set
+    app = place(opened(), "Test set")
+    assert [item["id"] for item in items_of(app)] == ids_of(pixels[:20])
+    shown(app.number_input[0].set_value(101).run())
+    assert [item["id"] for item in items_of(app)] == ids_of(pixels[100:])
+    shown(app.selectbox(key="gallery_class").set_value("frog").run())
+    assert [item["id"] for item in items_of(app)] == ids_of(pixels[labels == 6])
+    assert all(item["label"].startswith("frog") for item in items_of(app))
+
+
+def test_surprise_me_shows_a_picture_and_where_it_is(test_set):
+    pixels, labels = test_set
+    app = place(opened(), "Test set")
+    shown(app.selectbox(key="gallery_class").set_value("ship").run())
+    shown(next(button for button in app.button if button.label == "Surprise me").click().run())
+    assert view_of(app).picture in ids_of(pixels[labels == 8])
+    assert view_of(app).picture in [item["id"] for item in items_of(app)]
+    assert "true label: ship" in words_of(app)
+    assert link_of(app) == {"picture": view_of(app).picture}
+
+
+def test_a_link_to_a_test_picture_opens_the_gallery_where_it_is(test_set):
+    pixels, _ = test_set
+    name = ids_of(pixels)[57]
+    app = opened(picture=name)
+    assert "number 58" in app.get("image")[0].proto.imgs[0].alt
+    assert app.segmented_control(key="gallery_place").value == "Test set"
+    assert name in [item["id"] for item in items_of(app)]
+
+
+def until(app: AppTest, condition, limit_s: float = 30) -> None:
+    end = time.monotonic() + limit_s
+    while not condition(app):
+        assert time.monotonic() < end, words_of(app)
+        time.sleep(0.1)
+        shown(app.run())
+
+
+def only_mistakes(app: AppTest) -> AppTest:
+    return shown(place(app, "Test set").toggle(key="gallery_mistakes").set_value(True).run())
+
+
+def test_only_mistakes_are_computed_and_kept(test_set, tmp_path):
+    from vit import load
+    from vit.checkpoint import BUNDLED
+    from vit.datasets import load_pictures
+    from vit.evaluate import predict
+
+    pixels, labels = test_set
+    app = only_mistakes(opened())
+    until(app, lambda app: len(app.number_input))
+    wrong = predict(*load(BUNDLED), load_pictures()).classes != labels
+    assert 20 < wrong.sum() < 120
+    assert [item["id"] for item in items_of(app)] == ids_of(pixels[wrong][:20])
+    assert f"(of {wrong.sum()})" in app.number_input[0].label
+    assert len(list((tmp_path / "cache" / "predictions").glob("*.npz"))) == 1
+    assert len(only_mistakes(opened()).number_input)  # at once, with nothing to wait for
+
+
+def test_shipped_predictions_are_taken_as_they_are(test_set, page_folders, write_checkpoint):
+    from vit.datasets import load_pictures
+    from vit.evaluate import Predictions
+
+    pixels, labels = test_set
+    checkpoint = write_checkpoint(page_folders / "mine.safetensors")
+    data = load_pictures()
+    claimed = labels.copy()
+    claimed[[5, 50]] = (labels[[5, 50]] + 1) % 10
+    nothing = np.zeros(120, np.float32)
+    order = np.random.default_rng(0).permutation(
+        120
+    )  # the order in which they were classified is another one
+    Predictions(
+        checkpoint.id, data.digest, data.ids[order], labels[order], claimed[order], nothing, nothing
+    ).save(page_folders / "mine.predictions.npz")
+    app = only_mistakes(opened(model="run:mine"))
+    assert [item["id"] for item in items_of(app)] == ids_of(pixels[[5, 50]])
+    shown(app.selectbox(key="gallery_class").set_value("frog").run())
+    assert "makes no mistakes here" in words_of(app)
+
+
+def test_the_search_for_mistakes_can_be_stopped_and_begun_again(test_set, monkeypatch):
+    from threading import Event
+
+    from vit.page import background
+
+    go, predict = Event(), background.predict
+
+    def slow(*args, progress):
+        while not go.wait(0.02):
+            progress(30, 120, "pictures classified")
+        return predict(*args, progress=progress)
+
+    monkeypatch.setattr(background, "predict", slow)
+    app = only_mistakes(opened())
+    until(app, lambda app: "30 of 120" in str(app.get("progress")[0].proto.text))
+    shown(next(button for button in app.button if button.label == "Stop").click().run())
+    until(app, lambda app: "Stopped." in words_of(app))
+    assert "**frog**" in words_of(app)  # the page was usable all along
+    go.set()
+    shown(next(button for button in app.button if button.label == "Try again").click().run())
+    until(app, lambda app: len(app.number_input))
+
+
+def test_a_model_of_other_classes_cannot_be_tested_on_this_set(test_set, page_folders, write_checkpoint):
+    write_checkpoint(page_folders / "two.safetensors", class_names=("day", "night"))
+    app = only_mistakes(opened(model="run:two"))
+    until(app, lambda app: "could not be classified" in words_of(app))
+    assert "day, night" in words_of(app)
+
+
+# Pictures of one's own
+
+
+def test_an_own_picture_is_explained():
+    app = upload(place(opened(), "Yours"), "photo.png", png(90, 60))
+    assert view_of(app).picture.startswith("own:")
+    assert "This model knows 10 classes" in words_of(app)
+    assert "true label" not in words_of(app)
+    crop = picture_of(app)
+    shown(app.segmented_control(key="view_fit").set_value("pad").run())
+    assert picture_of(app) != crop
+    place(app, "Samples")
+    assert view_of(app).picture.startswith("own:")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"dear diary", "not a picture that can be read"),
+        (b"", "empty (0 bytes)"),
+        (png(90, 60)[:2000], "damaged or cut short"),
+        (b"\x89PNG" + bytes(8 * 2**20), "larger than 8 MB"),
+    ],
+    ids=["renamed text", "0 bytes", "cut", "too large"],
+)
+def test_a_file_that_is_no_picture_changes_nothing(data, says):
+    app = opened(picture="sample:cat_00")
+    before = picture_of(app)
+    upload(place(app, "Yours"), "photo.png", data)
+    assert says in app.error[0].value
+    assert "The picture that was shown is unchanged." in app.error[0].value
+    assert picture_of(app) == before
+    assert link_of(app) == {"picture": "sample:cat_00"}
+    upload(app, "photo.png", png(40, 40))
+    assert not app.error
+    assert view_of(app).picture.startswith("own:")
+
+
+@pytest.mark.parametrize(("least", "is_unlike"), [(1e6, True), (-1e6, False)])
+def test_a_picture_unlike_the_tested_ones_is_named_so(least, is_unlike, page_folders, write_checkpoint):
+    write_checkpoint(page_folders / "m.safetensors", top_logit_percentiles=[least + k for k in range(101)])
+    app = upload(place(opened(model="run:m"), "Yours"), "noise.png", png(64, 64))
+    assert any("Unlike the pictures" in warning.value for warning in app.warning) == is_unlike
+    shown(app.selectbox(key="view_model").set_value("bundled").run())
+    assert view_of(app).picture.startswith("own:")
+
+
+# Models
+
+
+def test_the_models_under_the_runs_folder_can_be_chosen(page_folders, write_checkpoint):
+    write_checkpoint(page_folders / "mine.safetensors", num_layers=2, num_heads=2, patch_size=8)
+    write_checkpoint(page_folders / "run 1" / "best=0.9 (a).safetensors", num_layers=1, num_heads=4)
+    app = opened(layer="5", head="8", token="8,8")
+    labels = app.selectbox(key="view_model").options
+    assert set(labels) == {"Bundled ViT for CIFAR-10", "mine", "run 1/best=0.9 (a)"}
+    before = picture_of(app)
+    shown(app.selectbox(key="view_model").set_value("run:mine").run())
+    assert "2 layers × 2 heads" in words_of(app)
+    assert link_of(app) == {"model": "run:mine"}  # layer, head and patch of before are not in this model
+    assert picture_of(app) != before
+    assert app.slider(key="view_layer").max == 2
+    assert app.segmented_control(key="view_head").options == ["1", "2", "all"]
+    shown(app.selectbox(key="view_model").set_value("run:run 1/best=0.9 (a)").run())
+    assert "layers 1 to 1" in words_of(app)
+    assert "view_layer" not in {slider.key for slider in app.slider}  # there is nothing to scrub
+    again = opened(**link_of(app))
+    assert view_of(again) == view_of(app)
+    assert picture_of(again) == picture_of(app)
+
+
+def test_a_broken_checkpoint_falls_back_with_a_sentence(page_folders, write_checkpoint):
+    write_checkpoint(page_folders / "good.safetensors")
+    good = (page_folders / "good.safetensors").read_bytes()
+    (page_folders / "cut.safetensors").write_bytes(good[: len(good) // 2])
+    app = opened(head="2")
+    before = picture_of(app)
+    shown(app.selectbox(key="view_model").set_value("run:cut").run())
+    assert "cut.safetensors is damaged or cut short" in app.error[0].value
+    assert "The bundled model is shown instead." in app.error[0].value
+    assert picture_of(app) == before
+    assert link_of(app) == {"head": "2"}
+    assert app.selectbox(key="view_model").value == "bundled"
+    shown(app.run())
+    assert not app.error
+
+
+def test_a_run_that_is_gone_falls_back_with_a_sentence(page_folders):
+    app = opened(model="run:gone")
+    assert "no checkpoint gone under the runs folder" in app.error[0].value
+    assert link_of(app) == {}
+
+
+def test_a_model_that_cannot_answer_is_told_in_words(page_folders, write_checkpoint):
+    from safetensors.torch import load_file, save_file
+
+    path = page_folders / "odd.safetensors"
+    write_checkpoint(path, in_channels=5)
+    app = opened(model="run:odd", head="2")
+    assert "5 channels" in app.error[0].value
+    assert link_of(app) == {"head": "2"}
+
+    write_checkpoint(path)
+    tensors = load_file(path)
+    tensors["mlp_head.0.weight"].fill_(1e30)
+    tensors["mlp_head.1.weight"].fill_(1e30)
+    save_file(tensors, path)
+    app = opened(model="run:odd", head="2")
+    assert "odd.safetensors answers with numbers that are not finite" in app.error[0].value
+    assert link_of(app) == {"model": "run:odd", "head": "2"}
+    shown(app.selectbox(key="view_model").set_value("bundled").run())
+    assert link_of(app) == {"head": "2"}
+    assert not app.error
+
+
+def send_model(app: AppTest, data: bytes) -> AppTest:
+    file = ("mine.safetensors", data, "application/octet-stream")
+    return shown(app.file_uploader(key="upload_model").set_value(file).run())
+
+
+def test_a_checkpoint_of_ones_own_can_be_uploaded(tmp_path, write_checkpoint):
+    write_checkpoint(tmp_path / "mine.safetensors", num_layers=3, num_heads=2)
+    app = send_model(opened(), (tmp_path / "mine.safetensors").read_bytes())
+    assert "3 layers × 2 heads" in words_of(app)
+    assert view_of(app).model.startswith("own:")
+    assert app.selectbox(key="view_model").value == view_of(app).model
+    assert "Your own checkpoint cannot be in it." in words_of(app)
+    shown(app.selectbox(key="view_model").set_value("bundled").run())
+    assert "6 layers × 8 heads" in words_of(app)
+
+
+def test_a_file_that_is_no_checkpoint_changes_nothing(tmp_path):
+    app = send_model(opened(head="2"), b"dear diary, this is no checkpoint")
+    assert "This file is not a checkpoint" in app.error[0].value
+    assert "The model that was shown is unchanged." in app.error[0].value
+    assert link_of(app) == {"head": "2"}
+    assert not list((tmp_path / "cache" / "uploads").glob("*"))
+
+
+def test_uploaded_checkpoints_do_not_fill_the_disk(tmp_path, write_checkpoint):
+    app = opened()
+    for layers in range(1, 8):
+        write_checkpoint(tmp_path / "mine.safetensors", num_layers=layers)
+        send_model(app, (tmp_path / "mine.safetensors").read_bytes())
+        assert f"{layers} layers" in words_of(app)
+    assert len(list((tmp_path / "cache" / "uploads").iterdir())) == 5
