@@ -3,8 +3,11 @@
 Clicks in the gallery need one, and are tested in test_browser.py.
 """
 
+import html
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 from synthetic import made, write_parquet
 
@@ -53,9 +58,14 @@ def picture_of(app: AppTest) -> str:
     return app.get("image")[0].proto.imgs[0].url
 
 
+def said(text: str) -> str:
+    """What a message shows once Markdown has taken its escapes away."""
+    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", str(text)).replace("\u200b", "")
+
+
 def words_of(app: AppTest) -> str:
     elements = [*app.markdown, *app.caption, *app.error, *app.info, *app.warning, *app.toast]
-    return "\n".join(str(element.value) for element in elements)
+    return "\n".join(said(element.value) for element in elements)
 
 
 def place(app: AppTest, name: str) -> AppTest:
@@ -226,26 +236,26 @@ def test_every_share_that_a_link_may_hold_can_be_shown(discard):
 
 def test_a_bad_link_says_which_part_could_not_be_used():
     app = opened(layer="0", fusion="median", head="2")
-    assert "layer, fusion" in app.toast[0].value
+    assert "layer, fusion" in said(app.toast[0].value)
     assert link_of(app) == {"head": "2"}
 
 
 def test_a_link_to_a_picture_that_is_not_here_says_so():
     app = opened(picture="test:0123456789ab", layer="2")
-    assert "is not on this machine. A sample is shown instead." in app.info[0].value
+    assert "is not on this machine. A sample is shown instead." in said(app.info[0].value)
     assert link_of(app) == {"layer": "2"}
 
 
 def test_a_link_to_an_own_picture_says_so_and_keeps_the_settings():
     app = opened(picture="own:0123456789ab", layer="2")
-    assert "a link cannot hold" in app.info[0].value
+    assert "a link cannot hold" in said(app.info[0].value)
     assert view_of(app).layer == 1
     assert app.segmented_control(key="gallery_place").value == "Yours"
 
 
 def test_a_link_to_an_own_model_says_so():
     app = opened(model="own:0123456789ab", layer="2")
-    assert "upload it again. The bundled model is shown instead." in app.error[0].value
+    assert "upload it again. The bundled model is shown instead." in said(app.error[0].value)
     assert link_of(app) == {"layer": "2"}
 
 
@@ -280,9 +290,9 @@ def test_broken_data_is_told_in_words(tmp_path, monkeypatch):
     (tmp_path / "data" / "test-00000-of-00001.parquet").write_bytes(b"not a parquet file")
     monkeypatch.setenv("PATCHLIGHT_DATA", str(tmp_path / "data"))
     app = place(opened(), "Test set")
-    assert "The samples and your own pictures still work." in app.error[0].value
+    assert "The samples and your own pictures still work." in said(app.error[0].value)
     app = opened(picture="test:0123456789ab")
-    assert "A sample is shown instead." in app.info[0].value
+    assert "A sample is shown instead." in said(app.info[0].value)
 
 
 def items_of(app: AppTest) -> list[dict]:
@@ -437,8 +447,8 @@ def test_a_file_that_is_no_picture_changes_nothing(data, says):
     app = opened(picture="sample:cat_00")
     before = picture_of(app)
     upload(place(app, "Yours"), "photo.png", data)
-    assert says in app.error[0].value
-    assert "The picture that was shown is unchanged." in app.error[0].value
+    assert says in said(app.error[0].value)
+    assert "The picture that was shown is unchanged." in said(app.error[0].value)
     assert picture_of(app) == before
     assert link_of(app) == {"picture": "sample:cat_00"}
     upload(app, "photo.png", png(40, 40))
@@ -486,8 +496,8 @@ def test_a_broken_checkpoint_falls_back_with_a_sentence(page_folders, write_chec
     app = opened(head="2")
     before = picture_of(app)
     shown(app.selectbox(key="view_model").set_value("run:cut").run())
-    assert "cut.safetensors is damaged or cut short" in app.error[0].value
-    assert "The bundled model is shown instead." in app.error[0].value
+    assert "cut.safetensors is damaged or cut short" in said(app.error[0].value)
+    assert "The bundled model is shown instead." in said(app.error[0].value)
     assert picture_of(app) == before
     assert link_of(app) == {"head": "2"}
     assert app.selectbox(key="view_model").value == "bundled"
@@ -495,9 +505,64 @@ def test_a_broken_checkpoint_falls_back_with_a_sentence(page_folders, write_chec
     assert not app.error
 
 
+def test_a_link_reaches_no_checkpoint_outside_the_runs_folder(page_folders, write_checkpoint):
+    write_checkpoint(page_folders.parent / "secret.safetensors")
+    app = opened(model="run:../secret")
+    assert "There is no checkpoint ../secret" in said(app.error[0].value)
+    assert view_of(app).model == "bundled"
+
+
+def test_a_stranger_s_tensor_name_is_shown_and_never_fetched(page_folders, write_checkpoint):
+    path = page_folders / "m.safetensors"
+    write_checkpoint(path)
+    save_file(load_file(path) | {"![t](https://evil.example/t.png)": torch.zeros(1)}, path)
+    app = opened(model="run:m")
+    assert "evil.example" in said(app.error[0].value)
+    assert not re.search(r"(?<!\\)!\[", app.error[0].value)
+    assert "https://" not in app.error[0].value.replace("\\", "")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        tuple("0123456789"),
+        tuple(f"<a href='x'>{k}</a>" for k in range(10)),
+        tuple(f"{k}" + 90 * "x" for k in range(10)),
+    ],
+)
+def test_odd_class_names_are_labels_and_nothing_else(page_folders, write_checkpoint, names):
+    write_checkpoint(page_folders / "m.safetensors", class_names=names)
+    app = opened(model="run:m")
+    chart = json.loads(app.get("plotly_chart")[0].proto.spec)
+    axis = chart["layout"]["yaxis"]
+    assert axis["type"] == "linear"
+    assert (
+        len(axis["ticktext"])
+        == 5
+        == len(set(chart["data"][0]["y"] if isinstance(chart["data"][0]["y"], list) else range(5)))
+    )
+    assert all("<" not in text and len(html.unescape(text)) <= 24 for text in axis["ticktext"])
+
+
+def test_a_model_of_one_channel_explains_a_picture(page_folders, write_checkpoint):
+    write_checkpoint(page_folders / "grey.safetensors", in_channels=1)
+    app = opened(model="run:grey")
+    assert not app.error
+    assert view_of(app).model == "run:grey"
+
+
+@pytest.mark.parametrize("name", ["PATCHLIGHT_RUNS", "PATCHLIGHT_CACHE", "PATCHLIGHT_DATA"])
+@pytest.mark.parametrize("value", ["~nosuchuser/x", "a" * 300])
+def test_a_variable_that_names_no_folder_is_told_in_words(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    app = shown(AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run())
+    if value.startswith("a") and name != "PATCHLIGHT_DATA":
+        assert "Set it to a folder" in said(app.error[0].value)
+
+
 def test_a_run_that_is_gone_falls_back_with_a_sentence(page_folders):
     app = opened(model="run:gone")
-    assert "no checkpoint gone under the runs folder" in app.error[0].value
+    assert "no checkpoint gone under the runs folder" in said(app.error[0].value)
     assert link_of(app) == {}
 
 
@@ -507,7 +572,7 @@ def test_a_model_that_cannot_answer_is_told_in_words(page_folders, write_checkpo
     path = page_folders / "odd.safetensors"
     write_checkpoint(path, in_channels=5)
     app = opened(model="run:odd", head="2")
-    assert "5 channels" in app.error[0].value
+    assert "5 channels" in said(app.error[0].value)
     assert link_of(app) == {"head": "2"}
 
     write_checkpoint(path)
@@ -516,7 +581,7 @@ def test_a_model_that_cannot_answer_is_told_in_words(page_folders, write_checkpo
     tensors["mlp_head.1.weight"].fill_(1e30)
     save_file(tensors, path)
     app = opened(model="run:odd", head="2")
-    assert "odd.safetensors answers with numbers that are not finite" in app.error[0].value
+    assert "odd.safetensors: the model answers with numbers that are not finite" in said(app.error[0].value)
     assert link_of(app) == {"model": "run:odd", "head": "2"}
     shown(app.selectbox(key="view_model").set_value("bundled").run())
     assert link_of(app) == {"head": "2"}
@@ -541,8 +606,8 @@ def test_a_checkpoint_of_ones_own_can_be_uploaded(tmp_path, write_checkpoint):
 
 def test_a_file_that_is_no_checkpoint_changes_nothing(tmp_path):
     app = send_model(opened(head="2"), b"dear diary, this is no checkpoint")
-    assert "This file is not a checkpoint" in app.error[0].value
-    assert "The model that was shown is unchanged." in app.error[0].value
+    assert "This file is not a checkpoint" in said(app.error[0].value)
+    assert "The model that was shown is unchanged." in said(app.error[0].value)
     assert link_of(app) == {"head": "2"}
     assert not list((tmp_path / "cache" / "uploads").glob("*"))
 

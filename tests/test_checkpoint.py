@@ -561,3 +561,18 @@ def test_flipped_bytes_load_or_are_refused(name, data):
     for place, change in data.draw(flips):
         content[place] ^= change
     loads_or_is_refused(bytes(content))
+
+
+def test_equal_class_names_and_equal_tensor_names_are_refused(tensors, tmp_path):
+    assert "different texts" in refused(
+        written(tmp_path, tensors, ALL_SAID | {"class_names": ["a", "a", "b"]})
+    )
+    twice = tensors | {"module.cls_token": tensors["cls_token"].clone()}
+    assert "twice" in refused(written(tmp_path, twice, ALL_SAID))
+
+
+def test_codes_that_steer_a_terminal_never_come_back(tensors, tmp_path):
+    facts = {"provenance": {"data": "red\x1b[2J\x07", "no\x1bte": "a\nb"}, **ALL_SAID}
+    _, checkpoint = load(written(tmp_path, tensors, facts), device="cpu")
+    assert checkpoint.provenance == {"data": "red[2J", "note": "a b"}
+    refused(written(tmp_path, tensors, ALL_SAID | {"class_names": ["a", "b", "\x1b[2J"]}))

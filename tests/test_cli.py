@@ -163,6 +163,9 @@ def test_several_pictures_go_to_folders_and_the_bad_one_stops_none(capsys, tmp_p
     code, out, err = run(capsys, *argv)
     assert code == 2
     assert [line.split(":")[0] for line in out.splitlines()] == [CAT, str(other)]
+    written = [line for line in err if line.endswith(" written")]
+    assert len(written) == 4
+    err = [line for line in err if line not in written]
     assert len(err) == 2
     assert err[0].startswith(f"{text}: This file is not a picture")
     assert err[1].startswith(f"{tmp_path / 'none.png'}: There is no file")
@@ -481,3 +484,43 @@ def test_the_bar_is_one_line_on_a_terminal_and_nearly_silent_elsewhere(monkeypat
     assert "pictures: 24 of 100 (24%), 1.0/s, 76 s left" in shown.getvalue()
     assert log.getvalue().count("\n") == 2
     assert "\r" not in log.getvalue()
+
+
+def test_a_checkpoint_of_one_channel_serves_every_command(capsys, tmp_path, colours):
+    architecture = Architecture(
+        num_classes=3, in_channels=1, embed_dim=16, num_layers=2, num_heads=2, mlp_dim=8
+    )
+    path = tmp_path / "grey.safetensors"
+    save(architecture.build(), Checkpoint(architecture, tuple(sorted(COLOURS)), (0.5,), (0.25,)), path)
+    assert run(capsys, "explain", CAT, "--checkpoint", path)[0] == 0
+    assert run(capsys, "evaluate", "--checkpoint", path, "--data", colours)[0] == 0
+    assert run(capsys, "info", "--checkpoint", path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("explain", CAT, "--checkpoint", ""),
+        ("explain", CAT, "--limit", "3"),
+        ("explain", CAT, SHIP, "--out", "both.png"),
+        ("evaluate", "--data", ""),
+        ("evaluate", "--data", "~nosuchuser/x"),
+        ("evaluate", "--data", "a" * 300),
+        ("evaluate", "--data", "nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_and_exit_code_2(capsys, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *argv)
+    assert (code, out, len(err)) == (2, "", 1), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_is_never_mixed_into_what_somebody_else_keeps(capsys, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "letter.txt").write_text("dear")
+    code, _, err = run(capsys, "data", "--data", folder)
+    assert code == 2
+    assert "holds other files" in err[0]
+    assert [path.name for path in folder.iterdir()] == ["letter.txt"]

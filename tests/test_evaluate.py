@@ -335,3 +335,13 @@ def test_a_percentile_is_the_share_of_pictures_below():
         share = np.mean(predictions.top_logits < logit)
         assert checkpoint.top_logit_percentile(logit) == pytest.approx(share, abs=0.011)
     assert CHECKPOINT.top_logit_percentile(3.0) is None
+
+
+def test_a_model_in_train_mode_or_with_nan_answers_is_refused():
+    model = small_model(**SIZES)
+    with pytest.raises(ValueError, match="train mode"):
+        predict(model.train(), CHECKPOINT, some_pictures(3))
+    with torch.no_grad():
+        model.eval().mlp_head[1].weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        predict(model, CHECKPOINT, some_pictures(3))

@@ -12,7 +12,7 @@ from plain_vit import pictures, plain_vit, small_model
 from torch.testing import assert_close
 
 from vit.attention import token_index
-from vit.explanation import Explanation, explain, head_rows
+from vit.explanation import Explanation, cls_rows, explain, head_rows
 from vit.model import VisualTransformer
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -312,3 +312,26 @@ def test_eight_threads_share_one_model():
 def test_arguments_out_of_range_are_value_errors(method, arguments, says):
     with pytest.raises(ValueError, match=says):
         explain(small_model(**OBLONG), **{"x": pictures(1, 8, 12), "method": method} | arguments)
+
+
+def test_a_model_that_answers_nan_is_refused():
+    model, x = small_model(**OBLONG), pictures(2, 8, 12)
+    with torch.no_grad():
+        model.mlp_head[1].bias.fill_(float("nan"))
+    for explained in (explain, cls_rows):
+        with pytest.raises(ValueError, match="not finite"):
+            explained(model, x)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"layer": 1.0}, {"head": True}, {"token": "cls"}, {"start_layer": 1.0}]
+)
+def test_arguments_of_another_type_are_value_errors(arguments):
+    with pytest.raises(ValueError, match="whole number"):
+        explain(small_model(**OBLONG), pictures(1, 8, 12), **arguments)
+
+
+def test_printed_it_is_one_line_of_shapes():
+    text = repr(explain(small_model(**OBLONG), pictures(2, 8, 12)))
+    assert "\n" not in text
+    assert "rollout (2, 3, 7, 7)" in text

@@ -169,7 +169,7 @@ def test_prepare_frames_to_the_model_s_size():
 
 def test_prepare_for_a_model_of_one_channel():
     pytest.importorskip("torch")
-    config = checkpoint(in_channels=1, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    config = checkpoint(in_channels=1, mean=(0.5,), std=(0.25,))
     x = prepare(noise(32, 32), config)
     assert x.shape == (1, 1, 32, 32)
     expected = (np.asarray(noise(32, 32).convert("L"), dtype=np.float64) / 255 - 0.5) / 0.25

@@ -172,7 +172,7 @@ def test_a_map_without_weight_is_evenly_dark():
     dark = draw(CAT, np.zeros((8, 8)))
     wanted = np.array([[[srgb(0.15 * linear(level)) for level in pixel] for pixel in row] for row in CAT])
     assert worst(dark, wanted) <= 1
-    heat = draw(CAT, np.zeros((8, 8)), Style("heat"))
+    heat = draw(CAT, np.zeros((8, 8)), Style("heat", 0.85))
     assert worst(heat, 0.15 * CAT + 0.85 * colormap("inferno")[0]) <= 1
     assert (draw(CAT, np.full((8, 8), -3.0)) == dark).all()
     assert (draw(CAT, np.zeros((8, 8)), top=0.0) == dark).all()

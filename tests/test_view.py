@@ -13,8 +13,9 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from vit.attention import FUSIONS, token_index
-from vit.page.view import View, percent, plain, snippet, token_label
+from vit.page.view import View, plain, snippet
 from vit.state_dict import Architecture
+from vit.words import percent, token_label
 
 ROOT = Path(__file__).parents[1]
 IDS = some.text("0123456789abcdef", min_size=12, max_size=12)
@@ -86,10 +87,10 @@ def test_no_link_raises_and_what_it_yields_can_be_shown(params):
         ("picture", "sample:../../etc/passwd"),
         ("picture", "test:ABCDEF012345"),
         ("picture", "own:<script>"),
-        ("model", "run:../secret"),
-        ("model", "run:a/../../b"),
-        ("model", "run:/etc/passwd"),
-        ("model", "run:[here](http://evil)"),
+        ("model", "run:"),
+        ("model", "run:" + 301 * "a"),
+        ("model", "secret"),
+        ("model", "own:../secret"),
         ("method", "grad"),
         ("looked_at", "no"),
         ("layer", "0"),
@@ -143,7 +144,7 @@ def test_within_gives_the_nearest_view_that_a_model_has(view, layers, heads, pat
 def test_sentences():
     six = Architecture(10)
     assert View().sentence(six) == (
-        "Where CLS looks: rollout of layers 1 to 6, mean of all heads, weakest 90 % left out"
+        "Where CLS looks: rollout of layers 1 to 6, mean of all heads, weakest 90\u00a0% left out"
     )
     assert View(method="raw", layer=1, head=2, token="3,4", looked_at=True).sentence(six) == (
         "Who looks at row 3, column 4: attention of layer 2, head 3"
@@ -151,7 +152,15 @@ def test_sentences():
     assert "left out" not in View(discard=0).sentence(six)
     assert token_label("cls") == "CLS"
     shares = [0, 0.001, 0.042, 0.0949, 0.0996, 0.5, 1]
-    assert [percent(share) for share in shares] == ["0 %", "0.1 %", "4.2 %", "9.5 %", "10 %", "50 %", "100 %"]
+    assert [percent(share) for share in shares] == [
+        "0\u00a0%",
+        "0.1\u00a0%",
+        "4.2\u00a0%",
+        "9.5\u00a0%",
+        "10\u00a0%",
+        "50\u00a0%",
+        "100\u00a0%",
+    ]
 
 
 def test_heat_is_weaker_than_light_unless_asked():
@@ -217,7 +226,7 @@ def test_the_snippet_draws_what_the_page_shows(view, tmp_path, page_folders, mon
     "text", ["<b>bee</b>", "[a](http://b)", "**x** _y_ `z`", ":material/home:", "$x$", "plain, čmelák"]
 )
 def test_a_stranger_s_text_is_escaped_for_markdown(text):
-    escaped = plain(text)
+    escaped = plain(text).replace("\u200b", "")  # which parts bare addresses
     assert re.sub(r"\\(.)", r"\1", escaped) == text
     bare = re.sub(r"\\.", "", escaped)
     assert not set(bare) & set("<>[]()*_`:$#|!~")

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 
 from vit.arguments import build_parser
 from vit.download import DataError
@@ -19,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code. SystemExit for --help and wrong arguments, as argparse does."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    warnings.showwarning = lambda message, *_: print(f"{args.prog}: {message}", file=sys.stderr)
     if args.command is None:
         parser.print_help()
         return 0
@@ -47,6 +49,8 @@ def _explain(args: argparse.Namespace) -> int:
         raise ValueError("name one or more pictures, or a data set with --data")
     if args.data is not None:
         _refuse_with_data(args)
+    elif args.limit is not None:
+        raise ValueError("--limit is for --data, not for single pictures")
     from dataclasses import fields
 
     from vit.explain_command import Settings, explain_pictures
@@ -95,7 +99,9 @@ def _explain_data(args: argparse.Namespace, model, checkpoint, settings) -> int:
     from vit.progress import Bar
 
     with Bar() as progress:
-        pictures = first(load_pictures(args.data or None, progress=progress), args.limit)
+        pictures = first(
+            load_pictures(None if args.data is False else args.data, progress=progress), args.limit
+        )
         arrays = explain_data(model, checkpoint, pictures, settings, progress=progress)
     if args.npz:
         write_whole(args.npz, partial(np.savez, **arrays))
@@ -177,7 +183,7 @@ def _bench(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace, say_assumed: bool = True):
     from vit.checkpoint import BUNDLED, load
 
-    model, checkpoint = load(args.checkpoint or BUNDLED, device=args.device)
+    model, checkpoint = load(BUNDLED if args.checkpoint is None else args.checkpoint, device=args.device)
     if checkpoint.assumed and say_assumed:
         print(
             f"Assumed, because {checkpoint.name} does not say: {', '.join(checkpoint.assumed)}",

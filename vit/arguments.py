@@ -121,14 +121,14 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fit", choices=("crop", "pad"), default="crop", help="how a picture is made square; default: crop")
     add = parser.add_argument_group("how it is drawn").add_argument
     add("--style", choices=("light", "heat"), default="light", help="default: light")
-    add("--strength", type=_share, default=0.85, metavar="R", help="default: 0.85")
+    add("--strength", type=_share, metavar="R", help="default: 0.85 for light, 0.6 for heat")
     add("--smooth", action="store_true", help="blend between patches")
     add = parser.add_argument_group("files (for several pictures: folders)").add_argument
     add("--out", type=Path, metavar="FILE.png", help="the picture explained, for print")
     add("--npz", type=Path, metavar="FILE.npz", help="attention, rollout, logits, relevance as numpy arrays")
     add = parser.add_argument_group("a whole test set").add_argument
     add(
-        "--data", nargs="?", const="", metavar="DIR",
+        "--data", nargs="?", const=False, metavar="DIR",
         help="instead of pictures; --npz then holds the CLS rows of all of them (without DIR: as `vit data`)",
     )  # fmt: skip
     add("--limit", type=_from_one, metavar="N", help="only the first N")

@@ -49,7 +49,7 @@ def stack_maps(maps: Maps) -> Tensor:
 
 def fuse_heads(attention: Tensor, how: Fusion = "mean") -> Tensor:
     """(..., H, N, N) -> (..., N, N). The rows of a mean sum to 1, those of max and min do not."""
-    if how not in _FUSE:
+    if not isinstance(how, str) or how not in _FUSE:
         raise ValueError(f"heads are fused by {', '.join(FUSIONS)}, not {how!r}")
     return _FUSE[how](attention)
 
@@ -236,8 +236,7 @@ def _check_rollout(num_layers: int, discard_ratio: float, residual: float, start
     for name, share in (("discard_ratio", discard_ratio), ("residual", residual)):
         if not 0 <= share <= 1:
             raise ValueError(f"{name} lies from 0 to 1, not {share}")
-    if not 0 <= start_layer < num_layers:
-        raise ValueError(f"start_layer lies from 0 to {num_layers - 1}, not {start_layer}")
+    require_index("start_layer", start_layer, num_layers)
 
 
 def _row_totals(attention: Tensor, residual: float) -> Tensor:
@@ -252,7 +251,7 @@ def _row_totals(attention: Tensor, residual: float) -> Tensor:
 def _discard_lowest(attention: Tensor, ratio: float) -> Tensor:
     """(..., N, N) with the lowest floor(ratio * N) entries of each row set to 0, never the largest."""
     N = attention.shape[-1]
-    count = min(math.floor(ratio * N), N - 1)
+    count = min(math.floor(ratio * N + 1e-9), N - 1)  # 0.57 * 100 is 56.99… in floats
     if count == 0:
         return attention
     ascending = attention.sort(dim=-1, stable=True).indices  # stable: of equals the earlier column goes first
@@ -260,6 +259,13 @@ def _discard_lowest(attention: Tensor, ratio: float) -> Tensor:
 
 
 def _checked_token(token: int, count: int) -> int:
-    if not 0 <= token < count:
-        raise ValueError(f"token lies from 0 to {count - 1}, not {token}")
+    require_index("token", token, count)
     return token
+
+
+def require_index(name: str, value: int, count: int) -> None:
+    """ValueError unless `value` is a whole number from 0 to count - 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} is a whole number, not {value!r}")
+    if not 0 <= value < count:
+        raise ValueError(f"{name} lies from 0 to {count - 1}, not {value}")

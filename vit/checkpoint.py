@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from vit.files import write_whole
+from vit.files import named_folder, write_whole
 from vit.model import VisualTransformer, pick_device
 from vit.state_dict import Architecture, describe, fill
 
@@ -154,9 +154,14 @@ def file_id(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
+def runs_folder() -> Path:
+    """PATCHLIGHT_RUNS, else `runs`; it need not exist. ValueError for a name that no folder can have."""
+    return named_folder(os.environ.get("PATCHLIGHT_RUNS"), Path("runs"))
+
+
 def find_checkpoints(runs: str | Path | None = None) -> list[Path]:
     """The safetensors files in the runs folder (PATCHLIGHT_RUNS, else `runs`) and below, newest first."""
-    folder = Path(runs or os.environ.get("PATCHLIGHT_RUNS") or "runs").expanduser()
+    folder = runs_folder() if runs is None else Path(runs)
     found = [path for pattern in ("*.safetensors", "*/*.safetensors") for path in folder.glob(pattern)]
     return sorted((p for p in found if p.is_file() and not p.name.startswith(".")), key=_age)
 
@@ -243,7 +248,10 @@ def _checked(tensors: dict, path: Path) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path.name} holds something that is not an ordinary tensor under {str(name)[:80]!r}."
             )
-        stripped[re.sub(r"^(?:module\.|_orig_mod\.)+", "", name)] = tensor
+        bare = re.sub(r"^(?:module\.|_orig_mod\.)+", "", name)
+        if bare in stripped:
+            raise CheckpointError(f"{path.name} holds the tensor {bare[:80]!r} twice.")
+        stripped[bare] = tensor
     # one number can be spread over a huge shape, and many tensors can share their memory
     _require_room(sum(tensor.nbytes for tensor in stripped.values()), path)
     return stripped

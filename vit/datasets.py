@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from vit.download import DataError, Progress, fetch
+from vit.files import named_folder
 from vit.images import picture_id
 from vit.sources import SIDE_PX, SPLITS, Source, find_source, read
 
@@ -67,15 +68,13 @@ class Pictures:
 
 def cache_folder() -> Path:
     """PATCHLIGHT_CACHE, else a folder of ours in the user's cache folder; it need not exist yet."""
-    if named := os.environ.get("PATCHLIGHT_CACHE"):
-        return Path(named).expanduser()
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "patchlight"
+    return named_folder(os.environ.get("PATCHLIGHT_CACHE"), base / "patchlight")
 
 
 def find_data(folder: str | Path | None = None) -> Path | None:
@@ -105,6 +104,8 @@ def load_pictures(
     source = find_source(base, split)
     if source is None and download:
         source = find_source(_download((split,), base, progress), split)
+    if source is None and folder is not None and not base.is_dir():
+        raise DataError(f"There is no folder {base}.")
     if source is None:
         raise DataError(
             f"No CIFAR-10 was found: {base} holds no {split} pictures. Run `python -m vit data`, or set"
@@ -148,8 +149,13 @@ def main_data(folder: str | None, splits: tuple[str, ...], progress: Progress | 
 
 
 def _base(folder: str | Path | None) -> Path:
-    named = folder or os.environ.get("PATCHLIGHT_DATA")
-    return Path(named).expanduser() if named else cache_folder() / "cifar10"
+    if folder is not None and not os.fspath(folder):
+        raise DataError("The name of the data folder is empty.")
+    named = os.environ.get("PATCHLIGHT_DATA") if folder is None else folder
+    try:
+        return named_folder(named, cache_folder() / "cifar10")
+    except ValueError as error:
+        raise DataError(f"{error}. Name another folder, or unset PATCHLIGHT_DATA.") from error
 
 
 def _download(splits: tuple[str, ...], base: Path, progress: Progress | None) -> Path:
@@ -157,14 +163,20 @@ def _download(splits: tuple[str, ...], base: Path, progress: Progress | None) ->
     if not missing:
         return base
     sources = [find_source(base, split) for split in SPLITS]
-    if any(source and source.layout == "folders" for source in sources):
-        # CIFAR-10 must not be mixed into someone's own pictures.
+    is_someone_elses = not any(sources) and base != cache_folder() / "cifar10" and _holds_files(base)
+    if is_someone_elses or any(source and source.layout == "folders" for source in sources):
+        # CIFAR-10 must not be mixed into what somebody else keeps there.
         raise DataError(
-            f"The folder {base} holds pictures of its own, but no {' and '.join(missing)} split; name another"
-            " folder for CIFAR-10, or unset PATCHLIGHT_DATA."
+            f"The folder {base} holds other files, but no {' and '.join(missing)} split of CIFAR-10; name an"
+            " empty folder for it, or unset PATCHLIGHT_DATA."
         )
     fetch(base, missing, progress)
     return base
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether anything lies there, apart from hidden files such as a download that was cut."""
+    return folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
 
 
 def _open_cached(target: Path, source: Source) -> Pictures | None:

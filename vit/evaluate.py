@@ -20,6 +20,7 @@ import torch
 
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures, cache_folder
+from vit.explanation import require_finite
 from vit.files import write_whole
 from vit.images import normalise
 from vit.model import VisualTransformer
@@ -96,18 +97,20 @@ def predict(
     """Classify every picture. `progress(done, total, what)` may raise Cancelled.
 
     ValueError if model and data do not belong together (other classes, another size of picture), and for a
-    model in train mode, whose dropout would be measured too.
+    model in train mode, whose dropout would be measured too, or that answers with NaN or infinity.
     """
     if model.training:
         raise ValueError("the model is in train mode; call model.eval() first")
-    _check_match(checkpoint, pictures)
+    check_match(checkpoint, pictures)
     device = next(model.parameters()).device
     n = len(pictures)
     logits = np.empty((n, len(checkpoint.class_names)), np.float32)
     with torch.inference_mode():
         for start in range(0, n, BATCH):
             batch = normalise(pictures.images[start : start + BATCH], checkpoint).to(device)
-            logits[start : start + len(batch)] = model(batch).float().cpu().numpy()
+            answers = model(batch).float()
+            require_finite(answers)
+            logits[start : start + len(batch)] = answers.cpu().numpy()
             if progress:
                 progress(start + len(batch), n, "pictures classified")
     classes = logits.argmax(axis=1)
@@ -153,7 +156,8 @@ def wilson_interval(right: int, n: int) -> tuple[float, float]:
     share, z = right / n, _INTERVAL_Z
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # at both ends the formula gives exactly 0 and 1, floats almost
+    return 0.0 if right == 0 else centre - half, 1.0 if right == n else centre + half
 
 
 def top_logit_percentiles(predictions: Predictions) -> tuple[float, ...]:
@@ -199,7 +203,8 @@ def _read(path: Path) -> Predictions | None:
     )  # fmt: skip
 
 
-def _check_match(checkpoint: Checkpoint, pictures: Pictures) -> None:
+def check_match(checkpoint: Checkpoint, pictures: Pictures) -> None:
+    """ValueError unless the data set has the checkpoint's classes and its size of picture."""
     if pictures.class_names != checkpoint.class_names:
         raise ValueError(
             f"{checkpoint.name or 'the checkpoint'} knows the classes {', '.join(checkpoint.class_names)}; "

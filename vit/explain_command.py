@@ -19,13 +19,14 @@ import torch
 from vit.attention import token_index
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures
-from vit.evaluate import BATCH
+from vit.evaluate import BATCH, check_match
 from vit.explanation import Explanation, cls_rows, explain
 from vit.figure import figure
 from vit.files import write_whole
 from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
 from vit.model import VisualTransformer
 from vit.overlay import Style, png_bytes
+from vit.words import prediction, sentence
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,9 @@ class Settings:
             "looked_at": self.looked_at,
         }
 
-    def sentence(self, num_layers: int) -> str:
+    def sentence(self, model: VisualTransformer) -> str:
         """The settings in words, for a caption."""
-        layer = num_layers if self.layer is None else self.layer
-        heads = f"{self.fusion} of all heads" if self.head is None else f"head {self.head}"
-        token = "CLS" if self.token.strip().lower() == "cls" else f"patch {self.token}"
-        whose = f"who looks at {token}" if self.looked_at else f"where {token} looks"
-        if self.method == "raw":
-            return f"Attention of layer {layer}, {heads}: {whose}"
-        extra = f", from layer {self.start_layer}" if self.start_layer > 1 else ""
-        extra += f", lowest {self.discard:.0%} of each row discarded" if self.discard else ""
-        extra += f", residual {self.residual:g}" if self.residual != 0.5 else ""
-        return f"Attention rollout up to layer {layer}, {heads}{extra}: {whose}"
+        return sentence(**self.options(model) | {"token": self.token})
 
 
 def explain_pictures(
@@ -119,6 +111,8 @@ def explain_pictures(
         if png_path:
             data = _png(picture, name, explanation, model, checkpoint, settings, style or Style())
             write_whole(png_path, lambda file, data=data: file.write(data))
+        for written in filter(None, (npz_path, png_path)):
+            print(f"{written} written", file=sys.stderr)
         print(prediction_line(name, explanation.probabilities[0].tolist(), checkpoint, as_json), flush=True)
     return failed
 
@@ -135,6 +129,7 @@ def explain_data(
 
     ids (n,) str, labels (n,), logits (n, K) float32, attention (n, L, H, N) and rollout (n, L, N) float16.
     """
+    check_match(checkpoint, pictures)
     options = (settings or Settings()).rollout_options(model)
     n, L, H = len(pictures), model.num_layers, model.num_heads
     N = model.pos_embed.shape[1]
@@ -184,8 +179,8 @@ def targets(pictures: Sequence[str], out: Path | None, suffix: str) -> list[Path
             raise ValueError(f"{out} is neither a folder nor a name that ends in {suffix}")
         paths = [out]
     else:
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"{out} is a file; several pictures need a folder")
+        if (out.exists() and not out.is_dir()) or out.suffix.lower() == suffix:
+            raise ValueError(f"{out} is a file's name; several pictures need a folder's")
         paths = [out / f"{stem}{suffix}" for stem in _distinct(Path(name).stem for name in pictures)]
     sources = {Path(name).resolve() for name in pictures}
     if over := next((path for path in paths if path.resolve() in sources), None):
@@ -214,19 +209,20 @@ def _png(
     style: Style,
 ) -> bytes:
     probability, best = (value.item() for value in explanation.probabilities[0].max(dim=0))
-    said = f"{checkpoint.class_names[best]}, {probability:.1%}"
-    source = f"{checkpoint.name} ({checkpoint.id})"
-    sentence = settings.sentence(model.num_layers)
+    said = prediction(checkpoint.class_names[best], probability)
+    source = f"{checkpoint.name}, id {checkpoint.id}"
+    what = settings.sentence(model)
+    token = token_index(settings.token, model.grid)
     image = figure(
         to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
         explanation.relevance[0].cpu().numpy(),
         title=said,
-        caption_lines=[sentence + ".", f"Patchlight, model {source}."],
+        caption_lines=[f"{what}.", f"Model: {source}."],
         style=style,
-        weights_label="rollout weight" if settings.method == "rollout" else "attention",
         original=to_array(picture),
+        cell=None if token == 0 else divmod(token - 1, model.grid[1]),
     )
-    facts = {"Software": "Patchlight", "Title": said, "Description": sentence, "checkpoint": source}
+    facts = {"Software": "Patchlight", "Title": said, "Description": what, "checkpoint": source}
     facts |= {"checkpoint id": checkpoint.id, "picture": Path(name).name, "style": json.dumps(asdict(style))}
     facts |= {"settings": json.dumps(asdict(settings))}
     # a file's name need not be valid Unicode, a PNG's text must be

@@ -16,6 +16,7 @@ from torch import Tensor
 from vit.attention import (
     Fusion,
     fuse_heads,
+    require_index,
     rollout_by_head,
     rollout_by_layer,
     rollout_row_by_layer,
@@ -29,7 +30,7 @@ from vit.parts import in_parts
 METHODS = ("rollout", "raw")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """What `explain` found, on the device of the model, without gradients."""
 
@@ -40,6 +41,12 @@ class Explanation:
     relevance: Tensor  # (B, GY, GX), the chosen token's values over the patches
     method: str
     token: int
+
+    def __repr__(self) -> str:  # a thousand lines of numbers help nobody
+        tensors = (
+            f"{name} {tuple(value.shape)}" for name, value in vars(self).items() if isinstance(value, Tensor)
+        )
+        return f"Explanation(method={self.method!r}, token={self.token}, {', '.join(tensors)})"
 
 
 def explain(
@@ -64,13 +71,14 @@ def explain(
     looked_at    who looks at the token (its column) instead of where it looks (its row)
     the rest     as in `attention_rollout`
 
-    The model's mode, parameters and gradients are as before. ValueError for arguments out of range.
+    The model's mode, parameters and gradients are as before. ValueError for arguments out of range and for a
+    model that answers with numbers that are not finite.
     """
     if method not in METHODS:
         raise ValueError(f"method is {' or '.join(METHODS)}, not {method!r}")
     for name, value, count in (("layer", layer, model.num_layers), ("head", head, model.num_heads)):
-        if value is not None and not 0 <= value < count:
-            raise ValueError(f"{name} lies from 0 to {count - 1}, not {value}")
+        if value is not None:
+            require_index(name, value, count)
     layer = model.num_layers - 1 if layer is None else layer
     rollout_options = (head_fusion, discard_ratio, residual, start_layer)
     view = token_column if looked_at else token_row
@@ -90,7 +98,15 @@ def explain(
         return trace.logits, trace.logits.softmax(dim=-1), attention, rollout, relevance
 
     with torch.no_grad():
-        return Explanation(*in_parts(compute, MAPS_PART, x), method, token)
+        found = in_parts(compute, MAPS_PART, x)
+    require_finite(found[0])
+    return Explanation(*found, method, token)
+
+
+def require_finite(logits: Tensor) -> None:
+    """ValueError if a model answers with NaN or infinity: nothing that follows would mean anything."""
+    if not logits.isfinite().all():
+        raise ValueError("the model answers with numbers that are not finite (NaN or infinity)")
 
 
 def head_rows(
@@ -144,4 +160,6 @@ def cls_rows(
         return model.classify(tokens), torch.stack(rows, dim=1), rollout
 
     with torch.no_grad():
-        return in_parts(compute, MAPS_PART, x)
+        found = in_parts(compute, MAPS_PART, x)
+    require_finite(found[0])
+    return found

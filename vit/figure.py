@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from vit.overlay import DEFAULT_STYLE, Style, draw, pixels_of
+from vit.overlay import DEFAULT_STYLE, Style, draw, outline, pixels_of
 
 _INK, _QUIET_INK, _PAPER = "#14171c", "#4a505a", "#ffffff"
 
@@ -29,10 +29,12 @@ def figure(
     weights_label: str = "share of attention",
     size_px: int = 1200,
     original: ArrayLike | None = None,
+    cell: tuple[int, int] | None = None,
 ) -> Image.Image:
     """One map (GY, GX) for print, RGB on white, `size_px` wide: plain picture, drawn picture and colour bar.
 
     `original` (H, W, 3) is shown as the plain picture instead: the photo before it was framed for the model.
+    `cell` (row, column from 0) is the patch whose view is drawn, and gets a frame.
     Long texts wrap and make the figure taller; letters beyond Pillow's own font are replaced. ValueError as
     in `draw`, and for less than 200 px.
     """
@@ -55,6 +57,8 @@ def figure(
     bar_px = max(drawn_box[1], round(0.6 * half))  # a narrow picture still has room for three numbers
     unlit = draw(plain, [[1.0]], Style("light", strength=0.0), size_px=box)  # resized as the drawn one is
     drawn = draw(picture, weights, style, size_px=drawn_box)
+    if cell is not None:
+        drawn = outline(drawn, cell, weights.shape)
     size = f"picture, {plain.shape[1]} x {plain.shape[0]} pixels"
     label = _text(size, half, text_px, _QUIET_INK)
     left = _column(half, [(0, Image.fromarray(unlit)), (px(16), label)])

@@ -1,6 +1,7 @@
-"""Writes a file whole or not at all, so that a full disk or Ctrl-C never leaves half of one.
+"""Files written whole or not at all, and folders that people name.
 
-write_whole(path, lambda file: np.savez(file, logits=logits))
+write_whole(path, lambda file: np.savez(file, logits=logits))   # never half a file
+folder = named_folder(os.environ.get("PATCHLIGHT_RUNS"), Path("runs"))
 """
 
 import os
@@ -20,3 +21,18 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def named_folder(name: str | os.PathLike | None, otherwise: Path) -> Path:
+    """The folder of that name, `~` spelled out, or `otherwise` where nothing was named. It need not exist.
+
+    ValueError for a name that no folder can have.
+    """
+    if name is None or os.fspath(name) == "":
+        return otherwise
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111, Path's own raises for an unknown user
+    try:
+        folder.is_dir()
+    except (OSError, ValueError) as error:  # too long, or with a zero byte
+        raise ValueError(f"{str(folder)[:60]!r} cannot be a folder: {error}") from error
+    return folder

@@ -181,8 +181,8 @@ def prepare(picture: Image.Image | np.ndarray, checkpoint: "Checkpoint", how: st
 def normalise(batch: np.ndarray, checkpoint: "Checkpoint") -> "torch.Tensor":
     """(B, H, W, 3) uint8 to (B, C, H, W) float32, (value / 255 - mean) / std with the checkpoint's figures.
 
-    A model of one channel gets the grey of the picture, and the grey of mean and std. ValueError for
-    another shape or type of `batch`, and for a model of neither one channel nor three.
+    A model of one channel gets the grey of the picture. ValueError for another shape or type of `batch`, and
+    for a model of neither one channel nor three.
     """
     import torch
 
@@ -191,7 +191,6 @@ def normalise(batch: np.ndarray, checkpoint: "Checkpoint") -> "torch.Tensor":
     channels = checkpoint.architecture.in_channels
     if channels == 1:
         pixels = (batch @ LUMA.astype(np.float32))[:, None]
-        mean, std = LUMA @ mean[:, None], LUMA @ std[:, None]
     elif channels == 3:
         pixels = batch.transpose(0, 3, 1, 2)
     else:

@@ -39,7 +39,7 @@ class Layer(NamedTuple):
     map: Tensor | None = None  # (B, H, N, N) probabilities before dropout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """Everything inside one pass without dropout. Stacked tensors are made when first asked for.
 
@@ -91,7 +91,10 @@ class PatchEmbedding(nn.Module):
         embed_dim: int = 256,
     ):
         super().__init__()
-        height_px, width_px = (img_size, img_size) if isinstance(img_size, int) else img_size
+        sides = tuple(img_size) if isinstance(img_size, Sequence) else (img_size, img_size)
+        if len(sides) != 2:
+            raise ValueError(f"img_size is one side or (height, width), not {img_size!r}")
+        height_px, width_px = sides
         for name, value in (
             ("img_size", height_px),
             ("img_size", width_px),
@@ -162,7 +165,11 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         open_rows = None  # (B, H, N, 1) False where a query has nothing to look at
         if mask is not None:
-            mask = (mask != 0).expand(B, self.num_heads, N, N)
+            try:
+                mask = (mask != 0).expand(B, self.num_heads, N, N)
+            except RuntimeError as error:
+                shape = (B, self.num_heads, N, N)
+                raise ValueError(f"a mask of {tuple(mask.shape)} cannot be spread to {shape}") from error
             open_rows = mask.any(dim=-1, keepdim=True)
             mask = mask | ~open_rows  # softmax over nothing is NaN: let such rows see all, zero them below
         attn_dropout = self.attn_dropout.p if dropout else 0.0
@@ -180,7 +187,7 @@ class MultiHeadAttention(nn.Module):
             if open_rows is not None:
                 read = read * open_rows
         if gate is not None:
-            read = read * gate[:, None, None]
+            read = read * gate[:, None, None].to(read.dtype)
         out = self.out(read.transpose(1, 2).reshape(B, N, D))
         return out, Layer(out, q, k, v, attn_map)
 
@@ -290,7 +297,8 @@ class VisualTransformer(nn.Module):
 
         `keep` (B, k) holds the indices, 0 to P-1, of the patches that stay; the others are removed as
         tokens after positions were added, so N becomes 1 + k. `head_gate` (L, H) scales what each head
-        hands on: 1 leaves it, 0 switches it off. Differentiable where gradients are on.
+        hands on: 1 leaves it, 0 switches it off. Differentiable where gradients are on. ValueError for
+        arguments of another shape or type.
         """
         if head_gate is not None and tuple(head_gate.shape) != (self.num_layers, self.num_heads):
             raise ValueError(
@@ -305,11 +313,15 @@ class VisualTransformer(nn.Module):
         """Pictures (B, C, height, width) to the tokens (B, N, D) that enter the first block."""
         patches = self.patch_embed(x) + self.pos_embed[:, 1:]  # (B, P, D)
         if keep is not None:
-            if keep.ndim != 2 or len(keep) != len(x):
+            if keep.ndim != 2 or len(keep) != len(x) or keep.dtype != torch.int64:
                 raise ValueError(
-                    f"keep has the shape (pictures, patches that stay), with {len(x)} pictures, "
-                    f"not {tuple(keep.shape)}"
+                    f"keep is int64 of the shape (pictures, patches that stay), with {len(x)} pictures, "
+                    f"not {keep.dtype} {tuple(keep.shape)}"
                 )
+            # on a GPU the check would wait for the device at every step of training
+            P = patches.shape[1]
+            if keep.device.type == "cpu" and keep.numel() and not 0 <= keep.min() <= keep.max() < P:
+                raise ValueError(f"keep holds patches 0 to {P - 1}, not {keep.min()} to {keep.max()}")
             patches = patches.gather(1, keep[:, :, None].expand(-1, -1, patches.shape[2]))  # (B, k, D)
         cls = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1)  # (B, 1, D)
         return F.dropout(torch.cat((cls, patches), dim=1), self.dropout.p, training=dropout)
@@ -375,14 +387,15 @@ def pick_device(asked: str | None = None) -> torch.device:
 
 
 def _require_positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} is a whole number of at least 1, not {value!r}")
 
 
 def _require_divisible(whole_name: str, whole: int, part_name: str, part: int) -> None:
     if whole % part == 0:
         return
-    divisors = [number for number in range(1, whole + 1) if whole % number == 0]
+    small = [number for number in range(1, math.isqrt(whole) + 1) if whole % number == 0]
+    divisors = [*small, *(whole // number for number in small)]
     below = max(number for number in divisors if number < part)
     above = min((number for number in divisors if number > part), default=whole)
     parts = " or ".join(map(str, sorted({below, above})))

@@ -43,8 +43,8 @@ class Style:
 
     kind: Kind = "light"
     """light: the picture, lit where the weight is; heat: a colour map over the picture."""
-    strength: float = 0.85
-    """0 to 1: how dark it is where no light falls, or how opaque the colours are."""
+    strength: float | None = None
+    """0 to 1: how dark it is where no light falls (0.85), or how opaque the colours are (0.6)."""
     smooth: bool = False
     """Blend between the centres of patches, instead of one value for each patch."""
     colors: Colors = "inferno"
@@ -53,6 +53,8 @@ class Style:
     def __post_init__(self):
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind is light or heat, not {self.kind!r}")
+        if self.strength is None:  # as strong as light, heat would hide the picture
+            object.__setattr__(self, "strength", {"light": 0.85, "heat": 0.6}[self.kind])
         if not 0 <= self.strength <= 1:
             raise ValueError(f"strength lies from 0 to 1, not {self.strength}")
         if self.colors not in get_args(Colors):

@@ -91,9 +91,10 @@ def describe(tensors: dict[str, Tensor], told: dict) -> dict:
     if (
         not isinstance(names, list | tuple)
         or len(names) != classes
-        or not all(isinstance(name, str) and 0 < len(name) <= 100 for name in names)
+        or not all(isinstance(name, str) and 0 < len(name) <= 100 and name.isprintable() for name in names)
+        or len(set(names)) < classes
     ):
-        raise ValueError(f"it has {classes} classes, and its class names are not {classes} short texts")
+        raise ValueError(f"it has {classes} classes, and its class names are not {classes} different texts")
     channels = conv[1]
     mean = _numbers("mean", known("mean", (0.5,) * channels, "mean 0.5"), channels, float)
     std = _numbers("std", known("std", (0.5,) * channels, "standard deviation 0.5"), channels, float)
@@ -188,12 +189,17 @@ def _numbers(name: str, value, count: int, kind: type) -> tuple:
     raise ValueError(f"{name} must be {count} {'whole numbers' if kind is int else 'finite numbers'}")
 
 
+def _printable(text: str) -> str:
+    """On one line, and without the codes that steer a terminal."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+
+
 def _plain_facts(provenance) -> dict[str, str | int | float]:
     """Texts and finite numbers under short names; the rest of a stranger's metadata is left out."""
     if not isinstance(provenance, dict):
         return {}
     return {
-        str(name)[:40]: value if not isinstance(value, str) else value[:2000]
+        _printable(str(name)[:40]): _printable(value[:2000]) if isinstance(value, str) else value
         for name, value in list(provenance.items())[:40]
         if isinstance(value, str) or (isinstance(value, int | float) and abs(value) < 1e15)
     }

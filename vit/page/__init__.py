@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import streamlit as st
 
-from vit.checkpoint import CheckpointError
-from vit.datasets import DataError
+from vit.checkpoint import CheckpointError, runs_folder
+from vit.datasets import DataError, cache_folder
 from vit.page.drawers import drawers
 from vit.page.explained import Explained, explain_picture
 from vit.page.gallery import choose_picture
 from vit.page.models import Loaded, choose_model
 from vit.page.pictures import find_picture
 from vit.page.prediction import show_prediction
-from vit.page.session import control, current_view, set_view
+from vit.page.session import control, current_view, is_new_session, set_view, tell
 from vit.page.view import FIRST_PICTURE, View
 
 __all__ = ["explore", "model_choice"]
@@ -28,20 +28,31 @@ _HONEST = (
 
 def model_choice() -> Loaded:
     """The page's head: which model is looked into."""
+    try:
+        runs_folder(), cache_folder()
+    except ValueError as error:
+        tell(st.error, f"PATCHLIGHT_RUNS or PATCHLIGHT_CACHE: {error}. Set it to a folder and start again.")
+        st.stop()
+    is_first_run = is_new_session()
     loaded = choose_model()
-    set_view(current_view().within(loaded.checkpoint.architecture))
+    architecture = loaded.checkpoint.architecture
+    if is_first_run and (lacking := current_view().lacking(architecture)):
+        st.toast(f"The link's {' and '.join(lacking)}: this model has none such.", icon=":material/link_off:")
+    set_view(current_view().within(architecture))
     return loaded
 
 
 def explore(loaded: Loaded) -> None:
     """The whole tab."""
+    if loaded.problem:
+        tell(st.error, loaded.problem)
     picture_column, prediction_column, gallery_column = st.columns([10, 10, 7], gap="medium")
     with gallery_column:
         choose_picture(current_view(), loaded)
     try:
         explained = _explain(current_view(), loaded)
     except CheckpointError as error:
-        st.error(f"{error} Your settings are kept: choose another model above.", icon=":material/error:")
+        tell(st.error, f"{error} Your settings are kept: choose another model above.")
         return
     set_view(explained.view)
     with gallery_column:
@@ -74,7 +85,7 @@ def _explain(view: View, loaded: Loaded) -> Explained:
                 icon=":material/link_off:",
             )
         else:
-            st.info(f"{reason} A sample is shown instead.", icon=":material/link_off:")
+            tell(st.info, f"{reason} A sample is shown instead.")
         view = replace(view, picture=FIRST_PICTURE)
         shown = find_picture(view.picture, size_px, view.fit)
     return explain_picture(view, loaded, shown)

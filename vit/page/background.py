@@ -68,16 +68,19 @@ def _work(job: Job, loaded: Loaded, pictures: Pictures) -> None:
         if job.cancelled.is_set():
             raise Cancelled
 
+    job.error = "The test set could not be classified. Nothing else is affected."  # until it has been
     try:
         with _ONE_AT_A_TIME:
+            progress(0, job.total, "")  # it may have been stopped while it waited
             job.started_s = time.monotonic()
             found = predict(loaded.model, loaded.checkpoint, pictures, progress=progress)
         found.save(cached_path(loaded.checkpoint.id, pictures.digest))
         _kept.clear()
+        job.error = ""
     except Cancelled:
-        job.error = "Stopped."
+        job.error = "Stopped. Nothing else is affected."
     except (OSError, ValueError, RuntimeError) as error:
-        job.error = f"The test set could not be classified: {error}. Nothing else is affected; try again."
+        job.error = f"The test set could not be classified: {error}. Nothing else is affected."
     finally:
         job.finished = True
 

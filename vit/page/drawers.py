@@ -1,6 +1,7 @@
 """What is not needed at first sight: how maps are computed and drawn, downloads, code, the model's facts."""
 
 import io
+import json
 
 import numpy as np
 import streamlit as st
@@ -8,7 +9,8 @@ import streamlit as st
 from vit.attention import FUSIONS
 from vit.page.explained import Explained
 from vit.page.session import control
-from vit.page.view import plain, snippet, token_label
+from vit.page.view import plain, snippet
+from vit.words import token_label
 
 
 def drawers(explained: Explained) -> None:
@@ -51,7 +53,7 @@ def _settings(explained: Explained) -> None:
             1.0,
             step=0.05,
             format="percent",
-            help="The share of each row's weights that is set to zero before layers are multiplied.",
+            help="This share of each row is zero before layers are multiplied; its strongest weight stays.",
         )
     with drawing:
         control(
@@ -126,6 +128,7 @@ def _npz(explained: Explained) -> bytes:
         rollout=found.rollout[0].cpu().numpy(),
         logits=found.logits[0].cpu().numpy(),
         relevance=explained.relevance_map,
+        facts=np.array(json.dumps(explained.facts)),
     )
     return file.getvalue()
 

@@ -14,7 +14,8 @@ from vit.images import prepare
 from vit.overlay import Style, draw, outline, png_bytes, sheet
 from vit.page.models import Loaded
 from vit.page.pictures import Shown
-from vit.page.view import PICTURE_PX, View, percent, token_label
+from vit.page.view import PICTURE_PX, View
+from vit.words import percent, prediction, token_label
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Explained:
     @property
     def token(self) -> int:
         return token_index(self.view.token, self.architecture.grid)
+
+    @property
+    def cell(self) -> tuple[int, int] | None:
+        """(row, column) of the token's patch, from 0; None for CLS."""
+        return None if self.token == 0 else divmod(self.token - 1, self.architecture.grid[1])
 
     @property
     def chosen(self) -> tuple[int, int]:
@@ -104,9 +110,7 @@ class Explained:
         scale = PICTURE_PX / max(height, width)
         size_px = (round(height * scale), round(width * scale))
         drawn = draw(self.shown.canvas, self.relevance_map, self.view.style, size_px=size_px)
-        if self.token == 0:
-            return drawn
-        return outline(drawn, divmod(self.token - 1, self.architecture.grid[1]), self.architecture.grid)
+        return drawn if self.cell is None else outline(drawn, self.cell, self.architecture.grid)
 
     def seen_png(self) -> bytes:
         """What the model sees, enlarged with crisp pixels."""
@@ -124,16 +128,20 @@ class Explained:
     def print_png(self) -> bytes:
         """The export: print size, with a colour bar and the settings inside."""
         checkpoint = self.loaded.checkpoint
-        said = f"{self.class_name}, probability {self.probabilities.max():.3f}"
         image = figure(
             self.shown.canvas,
             self.relevance_map,
-            title=self.title,
-            caption_lines=(f"The model says: {said}.", f"Model: {checkpoint.name}, id {checkpoint.id}."),
+            title=prediction(self.class_name, self.probabilities.max()),
+            caption_lines=(f"{self.title}.", f"Model: {checkpoint.name}, id {checkpoint.id}."),
             style=self.view.style,
+            cell=self.cell,
         )
-        facts = self.view.to_params() | {"checkpoint": checkpoint.id, "picture": self.view.picture}
-        return png_bytes(image, {f"patchlight {name}": value for name, value in facts.items()})
+        return png_bytes(image, {f"patchlight {name}": value for name, value in self.facts.items()})
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it takes to make the same again: every setting, as in a link, and the checkpoint's id."""
+        return self.view.all_params() | {"checkpoint": self.loaded.checkpoint.id}
 
 
 def explain_picture(view: View, loaded: Loaded, shown: Shown) -> Explained:
@@ -160,7 +168,7 @@ def _explain(
 ) -> Explanation:
     device = next(_loaded.model.parameters()).device
     x = prepare(_seen, _loaded.checkpoint).to(device)
-    explanation = explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)
-    if not explanation.logits.isfinite().all():
-        raise CheckpointError(f"{_loaded.checkpoint.name} answers with numbers that are not finite.")
-    return explanation
+    try:
+        return explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)
+    except ValueError as error:
+        raise CheckpointError(f"{_loaded.checkpoint.name}: {error}.") from error

@@ -13,7 +13,7 @@ from vit.images import MAX_BYTES, PictureError
 from vit.page import background
 from vit.page.models import Loaded
 from vit.page.pictures import SAMPLES, keep_own, sample_names, test_pictures
-from vit.page.session import change_view
+from vit.page.session import change_view, tell
 from vit.page.view import View
 
 _ASSETS = Path(__file__).parents[2] / "assets" / "gallery"
@@ -74,7 +74,7 @@ def _from_test_set(view: View, loaded: Loaded) -> None:
     try:
         pictures = test_pictures()
     except DataError as error:
-        st.error(f"{error} The samples and your own pictures still work.", icon=":material/error:")
+        tell(st.error, f"{error} The samples and your own pictures still work.")
         return
     if pictures is None:
         _how_to_get_the_data()
@@ -98,12 +98,13 @@ def _from_test_set(view: View, loaded: Loaded) -> None:
         reason = "This model makes no mistakes here" if only_mistakes else "The test set has none of these"
         st.caption(f"{reason}. Choose another class.")
         return
-    _page_of(rows, view, pictures)
+    filters = f"{kind}_{st.session_state['gallery_mistakes']}_{len(rows)}"
+    _page_of(rows, filters, view, pictures)
 
 
-def _page_of(rows: np.ndarray, view: View, pictures: Pictures) -> None:
+def _page_of(rows: np.ndarray, filters: str, view: View, pictures: Pictures) -> None:
     """Twenty of these rows from a chosen number on; at first, those that the shown picture is among."""
-    key = f"gallery_from_{len(rows)}"
+    key = f"gallery_from_{filters}"
 
     def show(position: int) -> None:
         st.session_state[key] = position // _PAGE * _PAGE + 1
@@ -152,7 +153,7 @@ def _compute_predictions(loaded: Loaded, pictures: Pictures) -> None:
         if job.finished:
             if not job.error:
                 st.rerun()
-            st.warning(job.error)
+            tell(st.warning, job.error)
             if st.button("Try again"):
                 background.start(loaded, pictures)
                 st.rerun()
@@ -186,7 +187,7 @@ def _from_visitor() -> None:
             problem = f"{error} The picture that was shown is unchanged."
         st.session_state["last_upload"] = file.file_id, problem
     if problem:  # as long as the file is listed
-        st.error(problem, icon=":material/error:")
+        tell(st.error, problem)
 
 
 def _data_uri(png: bytes) -> str:

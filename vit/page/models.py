@@ -4,16 +4,16 @@ Models are shared by all sessions, in eval mode and never changed.
 """
 
 import hashlib
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import streamlit as st
 
-from vit.checkpoint import BUNDLED, Checkpoint, CheckpointError, find_checkpoints, load
+from vit.checkpoint import BUNDLED, Checkpoint, CheckpointError, find_checkpoints, load, runs_folder
 from vit.datasets import cache_folder
+from vit.files import write_whole
 from vit.model import VisualTransformer
-from vit.page.session import change_view, control, current_view
+from vit.page.session import change_view, control, current_view, tell
 from vit.page.view import BUNDLED_MODEL
 
 _MAX_UPLOAD_MB = 200
@@ -27,6 +27,7 @@ class Loaded:
     model: VisualTransformer
     checkpoint: Checkpoint
     path: Path
+    problem: str = ""  # why this model is shown instead of the one asked for
 
     @property
     def facts(self) -> str:
@@ -59,20 +60,27 @@ def choose_model() -> Loaded:
     options = [BUNDLED_MODEL, *_run_names()]
     if (chosen := current_view().model) not in options:
         options.append(chosen)
+    upload_names = st.session_state.setdefault("upload_names", {})
     with st.container(gap="xxsmall"):
-        chooser, upload = st.columns([5, 1], vertical_alignment="bottom", wrap=False)
+        chooser, upload = st.columns([5, 2], vertical_alignment="bottom", wrap=False)
         control(
-            chooser.selectbox, "model", "Model", options, format_func=_label, label_visibility="collapsed"
+            chooser.selectbox,
+            "model",
+            "Model",
+            options,
+            format_func=lambda model: _label(model, upload_names),
+            label_visibility="collapsed",
         )
-        with upload.popover("", icon=":material/upload:", help="Use a checkpoint of your own"):
-            st.caption("Checkpoints under the runs folder are in the list already.")
+        with upload.popover("Upload", icon=":material/upload:", width="stretch"):
+            st.caption(
+                "Safetensors files under the runs folder are in the list already. What you upload is kept on "
+                f"the server until {_UPLOADS_KEPT} newer files have come."
+            )
             if (uploaded := _upload()) is not None:
                 change_view(model=uploaded)
                 st.rerun()  # what is above was drawn for the model before
         st.caption(f"{loaded.facts} · {loaded.device}")
-    if problem:
-        st.error(problem, icon=":material/error:")
-    return loaded
+    return replace(loaded, problem=problem)
 
 
 def find_file(model: str) -> Path:
@@ -127,21 +135,25 @@ def _upload() -> str | None:
     key = hashlib.sha256(data).hexdigest()[:12]
     path = _upload_path(key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.part")
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_whole(path, lambda file: file.write(data))
         load(path)
         for old in find_checkpoints(path.parent)[_UPLOADS_KEPT:]:
             old.unlink(missing_ok=True)
     except CheckpointError as error:
         path.unlink(missing_ok=True)
-        reason = str(error).replace(path.name, "This file", 1)
-        st.error(f"{reason} The model that was shown is unchanged.", icon=":material/error:")
+        reason = (
+            str(error)
+            .replace(path.name, "This file", 1)
+            .replace(
+                "or a state dict saved by torch.save", "which python -m vit convert makes of any state dict"
+            )
+        )
+        tell(st.error, f"{reason} The model that was shown is unchanged.")
         return None
     except OSError as error:
-        st.error(f"The file could not be kept ({error.strerror}). The model that was shown is unchanged.")
+        tell(st.error, f"The file could not be kept ({error.strerror}). The model shown is unchanged.")
         return None
+    st.session_state["upload_names"][f"own:{key}"] = file.name
     return f"own:{key}"
 
 
@@ -155,12 +167,11 @@ def _run_names() -> list[str]:
 
 def _run_name(path: Path) -> str:
     """`run:NAME` or `run:FOLDER/NAME`, without the ending."""
-    runs = Path(os.environ.get("PATCHLIGHT_RUNS") or "runs").expanduser()
-    return "run:" + path.relative_to(runs).with_suffix("").as_posix()
+    return "run:" + path.relative_to(runs_folder()).with_suffix("").as_posix()
 
 
-def _label(model: str) -> str:
+def _label(model: str, upload_names: dict[str, str]) -> str:
     if model == BUNDLED_MODEL:
         return "Bundled ViT for CIFAR-10"
     kind, _, key = model.partition(":")
-    return key if kind == "run" else f"Your checkpoint {key[:6]}"
+    return key if kind == "run" else upload_names.get(model, f"Upload {key[:6]}")

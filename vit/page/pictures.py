@@ -14,9 +14,10 @@ from PIL import Image
 from vit.datasets import Pictures, find_data, load_pictures
 from vit.images import fit, framed, open_picture, to_array
 from vit.page.view import PICTURE_PX
+from vit.sources import find_source
 
 SAMPLES = Path(__file__).parents[2] / "assets" / "samples"
-_OWN_KEY = "own_picture"
+_OWN_KEY, _FRAMED_KEY = "own_picture", "own_picture_framed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ def sample_names() -> list[str]:
 def test_pictures() -> Pictures | None:
     """The test split if it is on this machine. DataError if it is there and cannot be read."""
     folder = find_data()
-    return _load_test(str(folder)) if folder else None
+    source = find_source(folder, "test") if folder else None
+    return _load_test(str(folder), source.fingerprint) if source else None
 
 
 def keep_own(data: bytes) -> str:
@@ -75,7 +77,7 @@ def find_picture(name: str, size_px: tuple[int, int], how: str) -> Shown | None:
         return _shown(name, f"{class_name}, number {at + 1:,}", original, size_px, how, class_name)
     own = st.session_state.get(_OWN_KEY)
     if kind == "own" and own is not None and own.id == key:
-        seen, canvas = _frame_own(own.id, size_px, how, own)
+        seen, canvas = _frame_own(own, size_px, how)
         return Shown(name, "your picture", seen, canvas)
     return None
 
@@ -86,11 +88,15 @@ def _shown(name, title, original, size_px, how, true_class) -> Shown:
 
 
 @st.cache_resource(max_entries=2, show_spinner="Opening the test pictures")
-def _load_test(folder: str) -> Pictures:
+def _load_test(folder: str, fingerprint: str) -> Pictures:
     return load_pictures(folder, "test")
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _frame_own(own_id: str, size_px: tuple[int, int], how: str, _own: _Own) -> tuple[np.ndarray, np.ndarray]:
-    original = open_picture(_own.data)
-    return to_array(fit(original, size_px, how)), to_array(framed(original, size_px, how, PICTURE_PX))
+def _frame_own(own: _Own, size_px: tuple[int, int], how: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the model sees, and the canvas; kept in the session alone, so that closing the page forgets it."""
+    key, kept = (own.id, size_px, how), st.session_state.get(_FRAMED_KEY)
+    if kept is None or kept[0] != key:
+        original = open_picture(own.data)
+        framing = to_array(fit(original, size_px, how)), to_array(framed(original, size_px, how, PICTURE_PX))
+        kept = st.session_state[_FRAMED_KEY] = (key, framing)
+    return kept[1]

@@ -1,12 +1,16 @@
 """What the model says: the class, the probabilities, and how far to trust it on a picture of one's own."""
 
+import html
+
 import streamlit as st
 
 from vit.overlay import ACCENT
 from vit.page.explained import Explained
-from vit.page.view import percent, plain
+from vit.page.view import plain
+from vit.words import percent
 
 _BARS = 5
+_LABEL_LETTERS = 24
 _UNLIKE_BELOW = 0.01  # a largest logit below that of 99 % of held-out pictures
 
 
@@ -33,10 +37,12 @@ def _bars(explained: Explained):
 
     order = explained.probabilities.argsort()[::-1][:_BARS][::-1]  # plotly draws from the bottom up
     shares = explained.probabilities[order]
-    names = [explained.loaded.checkpoint.class_names[k] for k in order]
+    # positions as numbers and names as labels: names may be digits, equal once shortened, or HTML
+    places = list(range(len(order)))
+    names = [html.escape(_shortened(explained.loaded.checkpoint.class_names[k])) for k in order]
     figure = go.Figure(
         go.Bar(
-            x=shares, y=names, orientation="h", text=[percent(share) for share in shares],
+            x=shares, y=places, orientation="h", text=[percent(share) for share in shares],
             textposition="outside", cliponaxis=False, marker_color=ACCENT,
         )
     )  # fmt: skip
@@ -46,9 +52,14 @@ def _bars(explained: Explained):
         height=24 * _BARS + 8, margin={"l": 0, "r": 48, "t": 4, "b": 4}, bargap=0.35, uirevision="constant",
         font={"color": ink},
         xaxis={"range": [0, 1], "visible": False},
-        yaxis={"automargin": True, "ticksuffix": " ", "tickfont": {"color": ink}},
+        yaxis={"automargin": True, "ticksuffix": " ", "tickfont": {"color": ink}, "type": "linear",
+               "tickvals": places, "ticktext": names},
     )  # fmt: skip
     return figure
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LABEL_LETTERS else f"{name[: _LABEL_LETTERS - 1]}…"
 
 
 def _in_words(explained: Explained) -> str:
@@ -67,7 +78,10 @@ def _about_own_pictures(explained: Explained) -> None:
     )
     largest = float(explained.explanation.logits[0].max())
     percentile = explained.loaded.checkpoint.top_logit_percentile(largest)
-    if percentile is not None and percentile <= _UNLIKE_BELOW:
+    if percentile is None:
+        return
+    st.caption(f"Its strongest answer is stronger than that to {percent(percentile)} of the test pictures.")
+    if percentile <= _UNLIKE_BELOW:
         st.warning(
             "Unlike the pictures it was tested on: its strongest answer is weaker than on 99 % of them.",
             icon=":material/help:",

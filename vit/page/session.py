@@ -8,14 +8,25 @@ from dataclasses import replace
 
 import streamlit as st
 
-from vit.page.view import View
+from vit.page.view import View, plain
 
 _KEY = "view"
 
 
+def tell(show, text: str) -> None:
+    """`st.error`, `st.warning` or `st.info`, with text that may hold a stranger's words: none of it acts."""
+    icons = {st.error: ":material/error:", st.warning: ":material/warning:", st.info: ":material/info:"}
+    show(plain(text), icon=icons[show])
+
+
+def is_new_session() -> bool:
+    """Whether nothing was shown yet: what the view holds now comes from a link."""
+    return _KEY not in st.session_state
+
+
 def current_view() -> View:
     """The session's view; at its first run, what the link asks for."""
-    if _KEY not in st.session_state:
+    if is_new_session():
         st.session_state[_KEY], problems = View.from_params(st.query_params.to_dict())
         if problems:
             parts = "This part" if len(problems) == 1 else "These parts"

@@ -15,6 +15,7 @@ from vit.attention import FUSIONS, token_index
 from vit.explanation import METHODS
 from vit.overlay import Style
 from vit.state_dict import Architecture
+from vit.words import sentence
 
 FIRST_PICTURE = "sample:frog_07"
 BUNDLED_MODEL = "bundled"
@@ -61,18 +62,33 @@ class View:
             if getattr(self, name) != getattr(default, name)
         }
 
+    def all_params(self) -> dict[str, str]:
+        """Every setting as text, also those that a link leaves out; empty for what is left to the model."""
+        texts = {}
+        for name, param in _PARAMS.items():
+            value = getattr(self, name)
+            texts[name] = "" if value is None else "no" if value is False else param.write(value)
+        return texts
+
+    def lacking(self, architecture: Architecture) -> list[str]:
+        """The names of what this view asks for and this model does not have."""
+        names = []
+        if self.layer is not None and self.layer >= architecture.num_layers:
+            names.append("layer")
+        if self.head is not None and self.head >= architecture.num_heads:
+            names.append("head")
+        try:
+            token_index(self.token, architecture.grid)
+        except ValueError:
+            names.append("token")
+        return names
+
     def within(self, architecture: Architecture) -> "View":
         """The nearest view that this model has: another model may have fewer layers, heads or patches."""
-        layer, head, token = self.layer, self.head, self.token
-        if layer is not None and layer >= architecture.num_layers - 1:
-            layer = None
-        if head is not None and head >= architecture.num_heads:
-            head = None
-        try:
-            token_index(token, architecture.grid)
-        except ValueError:
-            token = "cls"
-        return replace(self, layer=layer, head=head, token=token)
+        default = View()
+        view = replace(self, **{name: getattr(default, name) for name in self.lacking(architecture)})
+        # the last layer is followed from model to model
+        return replace(view, layer=None) if view.layer == architecture.num_layers - 1 else view
 
     def explain_options(self, architecture: Architecture) -> dict:
         """The arguments of `vit.explain` for this view, by name."""
@@ -91,38 +107,19 @@ class View:
 
     @property
     def style(self) -> Style:
-        """How the relevance is drawn. Heat hides the picture if it is as strong as light."""
-        strength = {"light": 0.85, "heat": 0.6}[self.draw] if self.strength is None else self.strength
-        return Style(self.draw, strength=strength, smooth=self.smooth)
+        """How the relevance is drawn."""
+        return Style(self.draw, strength=self.strength, smooth=self.smooth)
 
     def sentence(self, architecture: Architecture) -> str:
-        """What is drawn, in words: the picture's `alt` text and the export's title."""
-        token = token_label(self.token)
-        direction = f"Who looks at {token}" if self.looked_at else f"Where {token} looks"
-        layer = self.shown_layer(architecture) + 1
-        where = (
-            f"rollout of layers 1 to {layer}" if self.method == "rollout" else f"attention of layer {layer}"
-        )
-        heads = f"{self.fusion} of all heads" if self.head is None else f"head {self.head + 1}"
-        cut = (
-            f", weakest {percent(self.discard)} left out" if self.method == "rollout" and self.discard else ""
-        )
-        return f"{direction}: {where}, {heads}{cut}"
-
-
-def token_label(token: str) -> str:
-    """`CLS` or `row 3, column 5`, from a token's name."""
-    return "CLS" if token == "cls" else "row {}, column {}".format(*token.split(","))
+        """What is drawn, in words: the picture's `alt` text and caption, here and in the export."""
+        return sentence(**self.explain_options(architecture) | {"token": self.token})
 
 
 def plain(text: str) -> str:
     """A stranger's text, such as a class name, for Markdown: shown as it is, never as formatting."""
-    return re.sub(r"([!-+\--/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
-
-
-def percent(share: float) -> str:
-    """`91 %`, and one digit more where that says more: `4.2 %`."""
-    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+    # bare addresses become links even when escaped: a space of no width parts them
+    text = re.sub(r"(?i)(?<=www)(?=\.)|(?=://)|(?=@)", "\u200b", " ".join(text.split()))
+    return re.sub(r"([!-+\--/:-@\[-`{-~])", r"\\\1", text)
 
 
 class _Param(NamedTuple):
@@ -166,10 +163,8 @@ def _count_from_one(text: str) -> int:
 
 _PARAMS: dict[str, _Param] = {
     "picture": _matching(r"sample:[a-z]+_[0-9]{2}|(test|own):[0-9a-f]{12}"),
-    # a path below the runs folder, never out of it, and of letters that mean nothing in markdown links
-    "model": _matching(
-        r"bundled|own:[0-9a-f]{12}|run:(?!.*\.\.)[\w][\w .,+=@()\-]{0,99}(/[\w][\w .,+=@()\-]{0,99})?"
-    ),
+    # a run's name is only ever compared with the names of the files that are there
+    "model": _matching(r"bundled|own:[0-9a-f]{12}|run:.{1,300}"),
     "method": _one_of(*METHODS),
     "looked_at": _flag("yes"),
     "layer": _Param(_count_from_one, lambda layer: str(layer + 1)),

@@ -1,0 +1,41 @@
+"""What is drawn, in words: one wording for the page, the command line, and what both export."""
+
+
+def percent(share: float) -> str:
+    """`91 %`, and one digit more where that says more: `4.2 %`. The space never breaks a line."""
+    return f"{100 * share:.0f}\u00a0%" if share >= 0.0995 or share == 0 else f"{100 * share:.1f}\u00a0%"
+
+
+def token_label(token: str) -> str:
+    """`CLS` or `row 3, column 5`, from a token's name `cls` or `3,5`."""
+    if token.strip().lower() == "cls":
+        return "CLS"
+    row, column = (part.strip() for part in token.split(","))
+    return f"row {row}, column {column}"
+
+
+def sentence(
+    *,
+    method: str,
+    token: str,
+    layer: int,
+    head: int | None,
+    looked_at: bool,
+    head_fusion: str,
+    discard_ratio: float,
+    residual: float = 0.5,
+    start_layer: int = 0,
+) -> str:
+    """What a map shows, without a full stop; arguments as those of `vit.explain`, the token by its name."""
+    direction = f"Who looks at {token_label(token)}" if looked_at else f"Where {token_label(token)} looks"
+    heads = f"{head_fusion} of all heads" if head is None else f"head {head + 1}"
+    if method == "raw":
+        return f"{direction}: attention of layer {layer + 1}, {heads}"
+    details = f", weakest {percent(discard_ratio)} left out" if discard_ratio else ""
+    details += f", residual {residual:g}" if residual != 0.5 else ""
+    return f"{direction}: rollout of layers {start_layer + 1} to {layer + 1}, {heads}{details}"
+
+
+def prediction(class_name: str, probability: float) -> str:
+    """`frog, 97 %`"""
+    return f"{class_name}, {percent(probability)}"
