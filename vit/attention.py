@@ -86,7 +86,8 @@ def rollout_by_layer(
     def compute(part: Tensor) -> tuple[Tensor]:
         fused = _discard_lowest(fuse_heads(part, head_fusion), discard_ratio)  # (B, L, N, N)
         identity = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
-        steps = torch.lerp(fused, identity, residual) / _row_totals(fused, residual)
+        steps = torch.lerp(fused, identity, residual)
+        steps = steps / _above_zero(steps.sum(dim=-1, keepdim=True), residual)
         running = [identity.expand_as(steps[:, 0])] * start_layer + [steps[:, start_layer]]
         for depth in range(start_layer + 1, steps.shape[1]):
             running.append(steps[:, depth] @ running[-1])  # later layers on the left
@@ -240,12 +241,16 @@ def _check_rollout(num_layers: int, discard_ratio: float, residual: float, start
 
 
 def _row_totals(attention: Tensor, residual: float) -> Tensor:
-    """(..., N, N) -> (..., N, 1): row sums of residual * I + (1 - residual) * A.
+    """(..., N, N) -> (..., N, 1): row sums of residual * I + (1 - residual) * A, never 0.
 
     A fully blocked row without a residual has the sum 0: it stays zero instead of turning to NaN.
     """
-    totals = residual + (1 - residual) * attention.sum(dim=-1, keepdim=True)
-    return totals.clamp_min(torch.finfo(totals.dtype).tiny)
+    totals = attention.sum(dim=-1, keepdim=True).mul_(1 - residual).add_(residual)
+    return _above_zero(totals, residual)
+
+
+def _above_zero(totals: Tensor, residual: float) -> Tensor:
+    return totals if residual else totals.clamp_min(torch.finfo(totals.dtype).tiny)
 
 
 def _discard_lowest(attention: Tensor, ratio: float) -> Tensor:

@@ -175,7 +175,7 @@ class MultiHeadAttention(nn.Module):
         attn_dropout = self.attn_dropout.p if dropout else 0.0
         attn_map = None
         if explicit:
-            scores = (q * self.scale) @ k.transpose(-2, -1)  # (B, H, N, N)
+            scores = (q @ k.transpose(-2, -1)).mul_(self.scale)  # (B, H, N, N); q times scale would be copied
             if mask is not None:
                 scores = scores.masked_fill(~mask, -math.inf)
             attn_map = scores.softmax(dim=-1)
