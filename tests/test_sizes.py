@@ -10,7 +10,8 @@ import pytest
 import torch
 from plain_vit import small_model
 
-from vit.model import VisualTransformer, pick_device
+from vit.device import pick_device
+from vit.model import VisualTransformer
 
 
 def nearest(whole: int, part: int) -> tuple[set[int], set[int]]:

@@ -17,7 +17,7 @@ _HOME = {
     "TransformerEncoderBlock": "model",
     "VisualTransformer": "model",
     "Trace": "model",
-    "pick_device": "model",
+    "pick_device": "device",
     "attention_rollout": "attention",
     "rollout_by_layer": "attention",
     "rollout_by_head": "attention",

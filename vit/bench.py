@@ -21,12 +21,13 @@ import torch
 from vit.attention import rollout_by_head, token_grid, token_row
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures, load_pictures
+from vit.device import pick_device
 from vit.evaluate import predict
 from vit.explain_command import explain_data, first
 from vit.explanation import Explanation, explain
 from vit.files import write_whole
 from vit.images import normalise
-from vit.model import VisualTransformer, pick_device
+from vit.model import VisualTransformer
 from vit.overlay import Style, draw
 from vit.sources import CLASSES
 from vit.state_dict import Architecture

@@ -25,8 +25,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from vit.device import pick_device
 from vit.files import named_folder, write_whole
-from vit.model import VisualTransformer, pick_device
+from vit.model import VisualTransformer
 from vit.state_dict import Architecture, describe, fill
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "weights" / "vit-cifar10.safetensors"
