@@ -229,6 +229,31 @@ def test_killed_half_way_leaves_nothing_that_is_taken_for_whole(moment, tmp_path
     assert counted[-1][:2] == (40, 40)  # decoded anew
 
 
+def test_the_cache_appears_whole_in_one_rename(tmp_path, monkeypatch):
+    """Nobody can see a part of it: until the rename there is no folder of that name at all."""
+    renamed, rename = [], Path.replace
+
+    def watched(half: Path, target: Path):
+        assert not target.exists()
+        assert {file.name for file in half.iterdir()} == {"images.npy", "labels.npy", "ids.npy", "facts.json"}
+        renamed.append(target)
+        return rename(half, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    load_pictures(write_layout("parquet", tmp_path / "data"))
+    assert renamed == list((tmp_path / "cache" / "decoded").iterdir())
+
+
+def test_only_what_a_killed_process_left_long_ago_is_cleared_away(tmp_path):
+    decoded = tmp_path / "cache" / "decoded"
+    for name, age_s in ((".half-now", 60), (".half-old", 3 * 24 * 3600)):
+        (decoded / name).mkdir(parents=True)
+        os.utime(decoded / name, (time.time() - age_s,) * 2)
+    load_pictures(write_layout("parquet", tmp_path / "data"))
+    assert (decoded / ".half-now").exists()  # another process may be writing it
+    assert not (decoded / ".half-old").exists()
+
+
 def test_two_processes_at_once_both_end_well(tmp_path):
     folder = write_layout("parquet", tmp_path / "data")
     code = """

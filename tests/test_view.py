@@ -230,3 +230,18 @@ def test_a_stranger_s_text_is_escaped_for_markdown(text):
     assert re.sub(r"\\(.)", r"\1", escaped) == text
     bare = re.sub(r"\\.", "", escaped)
     assert not set(bare) & set("<>[]()*_`:$#|!~")
+
+
+def test_the_last_layer_is_followed_from_model_to_model():
+    six, two = Architecture(num_classes=10), Architecture(num_classes=10, num_layers=2)
+    assert View(layer=5).within(six).layer is None
+    assert View(layer=5).within(six).within(two).shown_layer(two) == 1
+    assert View(layer=4).within(six).layer == 4
+    assert View(layer=1).within(two).layer is None
+
+
+def test_what_a_model_lacks_is_named():
+    two = Architecture(num_classes=10, num_layers=2, num_heads=2)
+    assert View(layer=1, head=1, token="8,8").lacking(two) == []
+    assert View(layer=2, head=2, token="9,1").lacking(two) == ["layer", "head", "token"]
+    assert View(layer=2, head=2, token="9,1").within(two) == View()
