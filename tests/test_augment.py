@@ -21,7 +21,9 @@ from train import augment
 from train.augment import (
     OPS,
     apply_ops,
+    branch_gates,
     cutmix,
+    keep_patches,
     light,
     normalise,
     rand_augment,
@@ -161,6 +163,8 @@ ON_A_BATCH = {
     "cutmix": lambda x, keys: cutmix(x, x[:, 0, 0].float(), keys, p=0.8)[0],
     "cutmix labels": lambda x, keys: cutmix(x, x[:, 0, 0].float(), keys, p=0.8)[1],
     "random_erasing": lambda x, keys: random_erasing(normalise(x), keys, 0.5, (0.02, 0.2), (0.3, 3.3)),
+    "keep_patches": lambda x, keys: keep_patches(keys, 64, 32),
+    "branch_gates": lambda x, keys: branch_gates(keys, 6, 0.4).permute(2, 0, 1),
 }
 
 
@@ -491,3 +495,50 @@ def test_rand_augment_takes_one_op_after_another(pictures):
         wanted = torch.cat([apply_ops(*sample) for sample in singly])
     assert torch.equal(rand_augment(pictures, keys, n_ops=2, magnitude=15), wanted)
     assert torch.equal(rand_augment(pictures, keys, n_ops=0), pictures)
+
+
+# --- what the model drops
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 5])
+def test_each_set_of_patches_is_kept_equally_often(kept):
+    chosen = keep_patches(keys_of(20_000), 5, kept)
+    assert chosen.shape == (20_000, kept)
+    assert chosen.dtype == torch.int64
+    sets = (1 << chosen).sum(1)  # a bit for each patch: no two alike, or there are fewer bits than `kept`
+    counts = torch.stack([(sets == which).sum() for which in range(32) if which.bit_count() == kept])
+    assert counts.sum() == 20_000
+    if len(counts) > 1:
+        assert abs(chi_square_z(counts)) < 4
+
+
+@pytest.mark.parametrize("kept", [-1, 6])
+def test_more_patches_than_there_are_cannot_be_kept(kept):
+    with pytest.raises(ValueError, match="0 to 5 can be kept"):
+        keep_patches(keys_of(2), 5, kept)
+
+
+def test_branches_rest_more_often_with_depth_and_leave_the_mean():
+    gates = branch_gates(keys_of(20_000), 4, 0.6)
+    assert gates.shape == (4, 2, 20_000)
+    assert gates.dtype == torch.float32
+    for depth, chance in enumerate((0.15, 0.3, 0.45, 0.6)):
+        rests = (gates[depth] == 0).float().mean(1)
+        assert bool(((rests - chance).abs() < 4 * (chance * (1 - chance) / 20_000) ** 0.5).all())
+        assert torch.unique(gates[depth]).tolist() == pytest.approx([0, 1 / (1 - chance)])
+    each = (gates == 0).float().flatten(0, 1)
+    correlations = torch.corrcoef(each) - torch.eye(8)
+    assert correlations.abs().max() < 4.5 / 20_000**0.5  # blocks, branches decide for themselves
+
+
+def test_without_stochastic_depth_no_branch_rests_and_all_cannot():
+    assert bool((branch_gates(keys_of(100), 3, 0.0) == 1).all())
+    for rate in (-0.1, 1.0, math.nan):
+        with pytest.raises(ValueError, match="from 0 to below 1"):
+            branch_gates(keys_of(2), 3, rate)
+
+
+def test_patches_branches_and_pictures_have_draws_of_their_own():
+    names = ("FLIP", "SHIFT", "CROP", "ROTATION", "JITTER", "AFFINE", "ERASING", "NOISE", "CUTMIX",
+             "RAND_AUGMENT", "PATCHES", "DEPTH")  # fmt: skip
+    assert len({getattr(augment, name) for name in names}) == len(names)

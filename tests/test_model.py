@@ -92,6 +92,84 @@ def test_both_paths_give_the_same_gradients():
     assert_close(fused, explicit, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_are_those_of_plain_arithmetic(training):
+    """In training too, where the last block works out CLS alone, because its patches go nowhere."""
+    model, x = small_model().double().train(training), pictures(3).double()
+    weights = dict(model.named_parameters())
+    expected = torch.autograd.grad(plain_vit(weights, x, 4)[0].square().sum(), weights.values())
+    gradients = torch.autograd.grad(model(x).square().sum(), weights.values())
+    assert_close(dict(zip(weights, gradients, strict=True)), dict(zip(weights, expected, strict=True)))
+
+
+@pytest.mark.parametrize("keep", [None, torch.tensor([[0, 3, 7], [5, 1, 2], [9, 8, 15]])])
+def test_bfloat16_on_a_cpu_gives_the_numbers_without_the_fused_kernel_nor_the_map(keep, monkeypatch):
+    model, x = small_model(), pictures(3)
+    expected = model(x, keep=keep)
+    monkeypatch.delattr(torch.nn.functional, "scaled_dot_product_attention")
+    for training in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model.train(training)(x, keep=keep)
+        assert logits.dtype == torch.bfloat16
+        assert_close(logits.float(), expected, atol=0.1 * expected.abs().max().item(), rtol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        layers = list(model.steps(model.embed(x, dropout=False), explicit=False, dropout=False))
+    assert all(layer.map is None for layer in layers)
+    assert all(layer.q.dtype == torch.bfloat16 for layer in layers)
+
+
+# --- stochastic depth
+
+
+def branches_times(gate):
+    """What `branch_gate` means, for the plain model."""
+
+    def at(place, depth, tensor):
+        which = {"attention branch": 0, "mlp branch": 1}.get(place)
+        return tensor if which is None else tensor * gate[depth, which][:, None, None]
+
+    return at
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("count", [3, 70])
+def test_a_branch_gate_multiplies_each_pictures_branches(count, training):
+    model, x = small_model().train(training), pictures(count)
+    gate = torch.rand(3, 2, count, generator=torch.Generator().manual_seed(5)) * 2
+    gate[torch.rand(gate.shape, generator=torch.Generator().manual_seed(6)) < 0.3] = 0
+    with torch.no_grad():
+        expected_logits, expected_maps = plain_vit(model.state_dict(), x, 4, at=branches_times(gate))
+        logits, maps = model(x, return_attn=True, branch_gate=gate)
+        assert_close(logits, expected_logits, **CLOSE)
+        assert_close(maps, expected_maps, **CLOSE)
+        assert_close(model(x, branch_gate=gate), expected_logits, **CLOSE)
+        assert_close(model(x, branch_gate=torch.ones_like(gate)), model(x), **CLOSE)
+
+
+def test_a_branch_gate_goes_with_patches_kept_autocast_and_compile():
+    model, x = small_model().train(), pictures(3)
+    keep, gate = torch.tensor([[0, 3], [5, 1], [9, 8]]), 2 * torch.rand(3, 2, 3).double()
+    expected = model(x, keep=keep, branch_gate=gate.float())
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_close(compiled(x, keep=keep, branch_gate=gate.float()), expected, **CLOSE)
+    assert_close(model(x, keep=keep, branch_gate=gate), expected, **CLOSE)  # the tokens keep their type
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(x, keep=keep, branch_gate=gate.float())
+        tokens = model.embed(x, dropout=False)
+        layer = model.encoder_blocks[0].step(
+            tokens, branch_gate=gate[0].float(), explicit=False, dropout=False
+        )
+    assert_close(logits.float(), expected, atol=0.1 * expected.abs().max().item(), rtol=0)
+    assert layer.tokens.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3, 2, 1), (3, 2, 5), (2, 3, 4), (1, 2, 4), (4, 3, 2), ()])
+def test_a_branch_gate_of_another_shape_is_refused(shape):
+    for return_attn in (False, True):
+        with pytest.raises(ValueError, match=r"branch_gate .*\(3, 2, 4\)"):
+            small_model()(pictures(4), return_attn, branch_gate=torch.ones(shape))
+
+
 def test_block_returns_tokens_and_the_map_when_asked():
     block, tokens = small_model().encoder_blocks[1], torch.randn(2, 9, 16)
     out, attn_map = block(tokens, return_attn=True)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # One stream for each decision. Two transforms on one stream would decide alike.
-FLIP, SHIFT, CROP, ROTATION, JITTER, AFFINE, ERASING, NOISE, CUTMIX, RAND_AUGMENT = range(10)
+FLIP, SHIFT, CROP, ROTATION, JITTER, AFFINE, ERASING, NOISE, CUTMIX, RAND_AUGMENT, PATCHES, DEPTH = range(12)
 
 OPS = ("identity", "shear x", "shear y", "translate x", "translate y", "rotate", "brightness", "contrast",
        "colour", "sharpness", "posterize", "solarize", "autocontrast", "equalize")  # fmt: skip
@@ -72,14 +72,15 @@ def _mix(word):
     return word
 
 
-def light(x: Tensor, keys: Tensor, shift_px: int = 4) -> Tensor:
+def light(x: Tensor, keys: Tensor, shift_px: int = 4, mirror: bool = True) -> Tensor:
     """Mirrored or not, then moved by up to `shift_px` either way, with edges as in a mirror; uint8."""
     height, width = x.shape[2:]
     shift = (uniform(keys, SHIFT, 2) * (2 * shift_px + 1)).long() - shift_px
     rows, columns = (torch.arange(x.shape[2 + i], device=x.device) + shift[:, i : i + 1] for i in (0, 1))
     rows = height - 1 - (height - 1 - rows.abs()).abs()
     columns = width - 1 - (width - 1 - columns.abs()).abs()
-    columns = torch.where(uniform(keys, FLIP, 1) < 0.5, width - 1 - columns, columns)
+    if mirror:
+        columns = torch.where(uniform(keys, FLIP, 1) < 0.5, width - 1 - columns, columns)
     return _pick(x, rows[:, :, None] * width + columns[:, None])
 
 
@@ -345,3 +346,23 @@ def _equalized(pixels: Tensor) -> Tensor:
     step = (pixels.shape[2] - counts.gather(2, levels.amax(2, keepdim=True))) // 255
     table = ((counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)).clamp_(max=255)
     return table.gather(2, levels).to(pixels.dtype).where(step > 0, pixels)
+
+
+def keep_patches(keys: Tensor, patches: int, kept: int) -> Tensor:
+    """(B, kept) int64: which of 0 to `patches` - 1 each sample keeps, each set of `kept` equally likely."""
+    if not 0 <= kept <= patches:
+        raise ValueError(f"of {patches} patches, 0 to {patches} can be kept, not {kept}")
+    return _bits(keys, PATCHES, patches).argsort(dim=1, stable=True)[:, :kept]
+
+
+def branch_gates(keys: Tensor, layers: int, rate: float) -> Tensor:
+    """(layers, 2, B) float32: 0 where a block's attention or MLP branch rests, else 1 / (1 - its chance).
+
+    Stochastic depth (arXiv 1603.09382): the chance of a branch to rest grows with depth, block by block in
+    equal steps, up to `rate` in the last. ValueError for a rate outside 0 to below 1.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"the rate of stochastic depth lies from 0 to below 1, not {rate}")
+    chance = (torch.arange(1, layers + 1, device=keys.device) * (rate / layers))[:, None, None]
+    u = uniform(keys, DEPTH, 2 * layers).T.reshape(layers, 2, len(keys))
+    return (u >= chance) / (1 - chance)

@@ -14,29 +14,21 @@ D width, (GY, GX) the grid of patches. Token 0 is CLS; patches follow row by row
 Nothing is ever stored on a module by a call, so that one model serves many threads.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vit.block import Layer, MultiHeadAttention, TransformerEncoderBlock, require_divisible, require_positive
+from vit.dropout import drop
 from vit.parts import in_parts
 
+__all__ = ["MultiHeadAttention", "PatchEmbedding", "Trace", "TransformerEncoderBlock", "VisualTransformer"]
+
 MAPS_PART = 32  # pictures that give their maps together on a CPU
-
-
-class Layer(NamedTuple):
-    """What one encoder block saw and did. Without maps asked for, only `tokens` is set."""
-
-    tokens: Tensor  # (B, N, D) as the block leaves them
-    q: Tensor | None = None  # (B, H, N, D/H)
-    k: Tensor | None = None  # (B, H, N, D/H)
-    v: Tensor | None = None  # (B, H, N, D/H)
-    map: Tensor | None = None  # (B, H, N, N) probabilities before dropout
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +94,9 @@ class PatchEmbedding(nn.Module):
             ("in_channels", in_channels),
             ("embed_dim", embed_dim),
         ):
-            _require_positive(name, value)
-        _require_divisible("img_size", height_px, "patch_size", patch_size)
-        _require_divisible("img_size", width_px, "patch_size", patch_size)
+            require_positive(name, value)
+        require_divisible("img_size", height_px, "patch_size", patch_size)
+        require_divisible("img_size", width_px, "patch_size", patch_size)
         self.img_size = (height_px, width_px)
         self.patch_size = patch_size
         self.grid = (height_px // patch_size, width_px // patch_size)
@@ -120,113 +112,6 @@ class PatchEmbedding(nn.Module):
                 f"(channels, height, width), not a tensor of shape {tuple(x.shape)}"
             )
         return self.conv(x).flatten(2).transpose(1, 2)  # (B, D, GY, GX) -> (B, P, D)
-
-
-class MultiHeadAttention(nn.Module):
-    """H heads of scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762), without biases."""
-
-    def __init__(self, dim: int, num_heads: int, dropout: float):
-        super().__init__()
-        _require_positive("dim", dim)
-        _require_positive("num_heads", num_heads)
-        _require_divisible("dim", dim, "num_heads", num_heads)
-        self.num_heads = num_heads
-        self.head_dim = dim // num_heads
-        self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)  # rows: q, k, v
-        self.out = nn.Linear(dim, dim, bias=False)
-        self.attn_dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, return_attn: bool = False):
-        """(B, N, D) -> (B, N, D), or with `return_attn` also the map (B, H, N, N).
-
-        `mask` is broadcastable to (B, H, N, N); 0 blocks. A row with everything blocked gives zeros, in the
-        map and in what its heads read, never NaN.
-        """
-        out, layer = self.attend(x, mask=mask, explicit=return_attn, dropout=self.training)
-        return (out, layer.map) if return_attn else out
-
-    def attend(
-        self,
-        x: Tensor,
-        *,
-        mask: Tensor | None = None,
-        gate: Tensor | None = None,
-        explicit: bool,
-        dropout: bool,
-    ) -> tuple[Tensor, Layer]:
-        """The attention of one layer, for `forward` and for `VisualTransformer.trace`.
-
-        `gate` (H,) scales what each head hands to the output projection. `explicit` computes the map; else
-        the fused kernel does the same without ever holding one. `dropout` is an argument, not the module's
-        mode, because a trace must not depend on the mode nor change it.
-        """
-        B, N, D = x.shape
-        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        open_rows = None  # (B, H, N, 1) False where a query has nothing to look at
-        if mask is not None:
-            try:
-                mask = (mask != 0).expand(B, self.num_heads, N, N)
-            except RuntimeError as error:
-                shape = (B, self.num_heads, N, N)
-                raise ValueError(f"a mask of {tuple(mask.shape)} cannot be spread to {shape}") from error
-            open_rows = mask.any(dim=-1, keepdim=True)
-            mask = mask | ~open_rows  # softmax over nothing is NaN: let such rows see all, zero them below
-        attn_dropout = self.attn_dropout.p if dropout else 0.0
-        attn_map = None
-        if explicit:
-            scores = (q @ k.transpose(-2, -1)).mul_(self.scale)  # (B, H, N, N); q times scale would be copied
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -math.inf)
-            attn_map = scores.softmax(dim=-1)
-            if open_rows is not None:
-                attn_map = attn_map * open_rows
-            read = F.dropout(attn_map, attn_dropout, training=dropout) @ v  # (B, H, N, D/H)
-        else:
-            read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=attn_dropout)
-            if open_rows is not None:
-                read = read * open_rows
-        if gate is not None:
-            read = read * gate[:, None, None].to(read.dtype)
-        out = self.out(read.transpose(1, 2).reshape(B, N, D))
-        return out, Layer(out, q, k, v, attn_map)
-
-
-class TransformerEncoderBlock(nn.Module):
-    """Attention, then a GELU MLP, each on normalised tokens and added back to them (pre-norm)."""
-
-    def __init__(self, dim: int, num_heads: int, mlp_dim: int, dropout: float):
-        super().__init__()
-        _require_positive("mlp_dim", mlp_dim)
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = MultiHeadAttention(dim, num_heads, dropout)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, mlp_dim),
-            nn.GELU(),
-            nn.Dropout(dropout),
-            nn.Linear(mlp_dim, dim),
-            nn.Dropout(dropout),
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, return_attn: bool = False):
-        """(B, N, D) -> (B, N, D), or with `return_attn` also the map (B, H, N, N)."""
-        layer = self.step(x, explicit=return_attn, dropout=self.training)
-        return (layer.tokens, layer.map) if return_attn else layer.tokens
-
-    def step(self, x: Tensor, *, gate: Tensor | None = None, explicit: bool, dropout: bool) -> Layer:
-        """The block, for `forward` and for `VisualTransformer.trace`; arguments as in `attend`."""
-
-        def drop(branch: Tensor, module: nn.Dropout) -> Tensor:
-            return F.dropout(branch, module.p, training=dropout)
-
-        read, layer = self.attn.attend(self.norm1(x), gate=gate, explicit=explicit, dropout=dropout)
-        x = x + drop(read, self.dropout)
-        widen, gelu, drop_hidden, narrow, drop_out = self.mlp
-        hidden = drop(gelu(widen(self.norm2(x))), drop_hidden)  # (B, N, mlp_dim)
-        x = x + drop(drop(narrow(hidden), drop_out), self.dropout)
-        return layer._replace(tokens=x)
 
 
 class VisualTransformer(nn.Module):
@@ -253,8 +138,8 @@ class VisualTransformer(nn.Module):
         init: Literal["small", "tutorial"] = "small",
     ):
         super().__init__()
-        _require_positive("num_classes", num_classes)
-        _require_positive("num_layers", num_layers)
+        require_positive("num_classes", num_classes)
+        require_positive("num_layers", num_layers)
         if init not in ("small", "tutorial"):
             raise ValueError(f"init is 'small' or 'tutorial', not {init!r}")
         if not 0 <= dropout < 1:
@@ -271,25 +156,50 @@ class VisualTransformer(nn.Module):
         if init == "small":
             self._init_small()
 
-    def forward(self, x: Tensor, return_attn: bool = False, *, keep: Tensor | None = None):
+    def forward(
+        self,
+        x: Tensor,
+        return_attn: bool = False,
+        *,
+        keep: Tensor | None = None,
+        branch_gate: Tensor | None = None,
+    ):
         """(B, C, height, width) -> logits (B, K); with `return_attn` -> (logits, maps).
 
         `maps` is a list of L tensors (B, H, N, N): attention probabilities before dropout, so that rows sum
         to 1 in train mode too. `keep` as in `trace`: patch dropout for training (arXiv 2208.07220).
+        `branch_gate` (L, 2, B): what each block's attention branch [l, 0] and MLP branch [l, 1] of each
+        picture is multiplied by before it is added: stochastic depth (arXiv 1603.09382), drawn by whoever
+        trains. ValueError for arguments of another shape or type.
         """
+        if branch_gate is not None and tuple(branch_gate.shape) != (self.num_layers, 2, len(x)):
+            raise ValueError(
+                f"branch_gate has one number per block, branch and picture, shape "
+                f"{(self.num_layers, 2, len(x))}, not {tuple(branch_gate.shape)}"
+            )
 
-        def encode(tokens: Tensor) -> tuple[Tensor, ...]:
+        def encode(tokens: Tensor, *gate_by_picture: Tensor) -> tuple[Tensor, ...]:
+            branch_gate = gate_by_picture[0].permute(1, 2, 0) if gate_by_picture else None
             maps = []
-            for layer in self.steps(tokens, explicit=return_attn, dropout=self.training):
+            # what the last block makes of patches goes nowhere: not to work it out spares a tenth of a step
+            for layer in self.steps(
+                tokens,
+                branch_gate=branch_gate,
+                cls_only=self.training and not return_attn,
+                explicit=return_attn,
+                dropout=self.training,
+            ):
                 tokens = layer.tokens
                 if return_attn:
                     maps.append(layer.map)
             return self.classify(tokens), *maps
 
-        tokens = self.embed(x, keep=keep, dropout=self.training)
+        batches = [self.embed(x, keep=keep, dropout=self.training)]  # B comes first in each
+        if branch_gate is not None:
+            batches.append(branch_gate.permute(2, 0, 1))
         if not return_attn:
-            return encode(tokens)[0]
-        logits, *maps = in_parts(encode, MAPS_PART, tokens)
+            return encode(*batches)[0]
+        logits, *maps = in_parts(encode, MAPS_PART, *batches)
         return logits, maps
 
     def trace(self, x: Tensor, *, keep: Tensor | None = None, head_gate: Tensor | None = None) -> Trace:
@@ -318,13 +228,14 @@ class VisualTransformer(nn.Module):
                     f"keep is int64 of the shape (pictures, patches that stay), with {len(x)} pictures, "
                     f"not {keep.dtype} {tuple(keep.shape)}"
                 )
-            # on a GPU the check would wait for the device at every step of training
-            P = patches.shape[1]
-            if keep.device.type == "cpu" and keep.numel() and not 0 <= keep.min() <= keep.max() < P:
+            # on a GPU the check would wait for the device at every step of training; a graph cannot branch
+            P, checked = patches.shape[1], keep.device.type == "cpu" and not torch.compiler.is_compiling()
+            if checked and keep.numel() and not 0 <= keep.min() <= keep.max() < P:
                 raise ValueError(f"keep holds patches 0 to {P - 1}, not {keep.min()} to {keep.max()}")
             patches = patches.gather(1, keep[:, :, None].expand(-1, -1, patches.shape[2]))  # (B, k, D)
         cls = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1)  # (B, 1, D)
-        return F.dropout(torch.cat((cls, patches), dim=1), self.dropout.p, training=dropout)
+        tokens = torch.cat((cls, patches), dim=1)
+        return drop(tokens, self.dropout.p) if dropout else tokens
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Tokens (..., N, D) after any block to logits (..., K), read from CLS by final norm and head."""
@@ -344,15 +255,28 @@ class VisualTransformer(nn.Module):
         return self.patch_embed.grid
 
     def steps(
-        self, tokens: Tensor, *, head_gate: Tensor | None = None, explicit: bool, dropout: bool
+        self,
+        tokens: Tensor,
+        *,
+        head_gate: Tensor | None = None,
+        branch_gate: Tensor | None = None,
+        cls_only: bool = False,
+        explicit: bool,
+        dropout: bool,
     ) -> Iterator[Layer]:
-        """The one pass through the blocks, from what `embed` gives; arguments as in `attend` and `trace`.
+        """The one pass through the blocks, from what `embed` gives; arguments as in `forward` and `trace`.
 
         A generator: maps are large, and whoever needs little of a layer can take it and let the rest go.
         """
         for depth, block in enumerate(self.encoder_blocks):
-            gate = None if head_gate is None else head_gate[depth]
-            layer = block.step(tokens, gate=gate, explicit=explicit, dropout=dropout)
+            layer = block.step(
+                tokens,
+                gate=None if head_gate is None else head_gate[depth],
+                branch_gate=None if branch_gate is None else branch_gate[depth],
+                cls_only=cls_only and depth == self.num_layers - 1,
+                explicit=explicit,
+                dropout=dropout,
+            )
             tokens = layer.tokens
             yield layer
 
@@ -368,24 +292,3 @@ class VisualTransformer(nn.Module):
             for block in self.encoder_blocks:
                 block.attn.out.weight.mul_((2 * self.num_layers) ** -0.5)
                 block.mlp[3].weight.mul_((2 * self.num_layers) ** -0.5)
-
-
-def _require_positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is a whole number of at least 1, not {value!r}")
-
-
-def _require_divisible(whole_name: str, whole: int, part_name: str, part: int) -> None:
-    if whole % part == 0:
-        return
-    small = [number for number in range(1, math.isqrt(whole) + 1) if whole % number == 0]
-    divisors = [*small, *(whole // number for number in small)]
-    below = max(number for number in divisors if number < part)
-    above = min((number for number in divisors if number > part), default=whole)
-    parts = " or ".join(map(str, sorted({below, above})))
-    wholes = " or ".join(str(number * part) for number in (whole // part, whole // part + 1) if number)
-    raise ValueError(
-        f"{whole_name} {whole} cannot be divided by {part_name} {part}; "
-        f"the nearest that work are {part_name} {parts} for {whole_name} {whole}, "
-        f"or {whole_name} {wholes} for {part_name} {part}"
-    )
