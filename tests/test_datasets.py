@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 from synthetic import made, png, write_batch, write_classes, write_layout, write_parquet
 
-from vit.datasets import PUBLISHED_DIGESTS, DataError, download, find_data, load_pictures, verify
+from vit.datasets import PUBLISHED_DIGESTS, DataError, download, find_data, load_pictures, main_data, verify
+from vit.images import PictureError, open_picture
 from vit.sources import CLASSES
 
 ROOT = Path(__file__).parents[1]
@@ -170,11 +171,61 @@ def test_a_missing_part_is_named(layout, file, tmp_path):
     assert len(load_pictures(tmp_path, "test")) == 40
 
 
-def test_a_broken_file_in_a_class_folder_is_named(tmp_path):
-    write_layout("class folders", tmp_path)
-    (tmp_path / "test" / "cat" / "zzz.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"cat.zzz\.png"):
-        load_pictures(tmp_path)
+def test_unreadable_files_of_class_folders_are_left_out_and_named(tmp_path):
+    write_layout("class folders", tmp_path / "data")
+    whole = load_pictures(tmp_path / "data")
+    assert (whole.name, whole.left_out) == ("data test", ())
+    cats = tmp_path / "data" / "test" / "cat"
+    (cats / "0.png").write_bytes(b"no picture")
+    (cats / "zzz.jpg").touch()
+    cut = sorted(cats.iterdir())[2]
+    with Image.open(cut) as picture:
+        lost = whole.index_of(hashlib.sha256(picture.tobytes()).hexdigest()[:12])
+    cut.write_bytes(cut.read_bytes()[:100])
+    counted = []
+    for progress in (lambda *at: counted.append(at), pytest.fail):  # decoded, then opened
+        found = load_pictures(tmp_path / "data", progress=progress)
+        assert found.ids.tolist() == np.delete(whole.ids, lost).tolist()
+        assert found.labels.tolist() == np.delete(whole.labels, lost).tolist()
+        assert (found.images == np.delete(whole.images, lost, axis=0)).all()
+        named = [file.split(": ") for file in found.left_out]
+        assert [path for path, _ in named] == [str(cats / name) for name in ("0.png", cut.name, "zzz.jpg")]
+        for (_, reason), what in zip(named, ["not a picture", "damaged", "empty"], strict=True):
+            assert what in reason
+        assert found.digest != whole.digest
+    assert counted[-1] == (42, 42, "test pictures")
+    lines = main_data(str(tmp_path / "data"), ("test",))
+    assert [line for line in lines if "Left out" in line] == [f"  Left out: {x}" for x in found.left_out]
+
+
+def test_class_folders_of_which_nothing_can_be_read_are_an_error(tmp_path):
+    write_layout("class folders", tmp_path / "data")
+    for file in (tmp_path / "data" / "test").rglob("*.png"):
+        file.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"None of the 40 test pictures .*airplane.\d+\.png.* another folder"):
+        load_pictures(tmp_path / "data")
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+    assert load_pictures(tmp_path / "data", "train").left_out == ()
+
+
+def test_a_file_that_may_be_read_again_is_missed_no_longer(tmp_path, monkeypatch):
+    write_layout("class folders", tmp_path / "data")
+    closed = next((tmp_path / "data" / "test" / "cat").iterdir())
+    can = os.access  # a superuser may read whatever its mode says: so its mode is acted
+
+    def may(path, mode):
+        return os.fspath(path) != str(closed) and can(path, mode)
+
+    def refused(path):
+        if path == closed:
+            raise PictureError("This file cannot be opened: Permission denied.")
+        return open_picture(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vit.sources.os.access", may)
+        patch.setattr("vit.sources.open_picture", refused)
+        assert len(load_pictures(tmp_path / "data").left_out) == 1
+    assert len(load_pictures(tmp_path / "data")) == 40
 
 
 class Hostile:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vit.patterns import CLASSES, OBJECT_SHARE, make_patterns
+from vit.patterns import CLASSES, OBJECT_SHARE, PICTURES, make_patterns
 
 
 def test_the_same_arguments_make_the_same_pictures_and_others_do_not():
@@ -28,8 +28,10 @@ def test_no_picture_of_the_test_split_is_in_the_training_split():
 
 def test_classes_are_even_and_objects_have_the_area_that_was_promised():
     made = make_patterns(2000, seed=1)
-    counts = np.bincount(made.labels, minlength=len(CLASSES))
-    assert counts.max() - counts.min() <= 20  # a chunk is even; the last is cut
+    assert np.bincount(made.labels).tolist() == [200] * len(CLASSES)
+    cut = np.bincount(make_patterns(333, seed=1).labels, minlength=len(CLASSES))
+    assert cut.max() - cut.min() <= 20  # what was made at once is even; the last of it is cut
+    assert all(n % 250 == 0 for n in PICTURES.values())  # so `load_pictures` gives even classes
     share = made.masks.mean(axis=(1, 2))
     assert share.min() >= OBJECT_SHARE[0]
     assert share.max() <= OBJECT_SHARE[1]

@@ -8,7 +8,11 @@ Three layouts hold the same pictures, and give the same `digest`:
     parquet   test-*.parquet, train-*.parquet    as on the Hugging Face Hub, also one folder deeper
     batches   cifar-10-batches-py/test_batch …   torchvision's, as the folder itself or inside it
     folders   test/cat/*.png …                   or cat/*.png alone, which serves as any split; other class
-                                                 names are welcome, other sizes are cropped to 32 x 32
+                                                 names are welcome, other sizes are cropped to 32 x 32,
+                                                 unreadable files are left out and named in `left_out`
+
+`load_pictures("patterns")` gives the pictures that `vit.patterns` makes, and `pattern_masks` where their
+objects are; "cifar10" is another word for no folder. Folders of these names are ./patterns and ./cifar10.
 
 Decoding takes seconds; opening what was decoded takes some milliseconds. The decoded arrays lie in
 `cache_folder()`, which the variable PATCHLIGHT_CACHE moves; they can be deleted at any time.
@@ -31,7 +35,9 @@ import numpy as np
 from vit.download import DataError, Progress, fetch
 from vit.files import named_folder
 from vit.images import picture_id
-from vit.sources import SIDE_PX, SPLITS, Source, find_source, read
+from vit.patterns import CLASSES as PATTERN_CLASSES
+from vit.patterns import SEED, make_patterns
+from vit.sources import MADE, SIDE_PX, SPLITS, Source, find_source, read
 
 # Made by this file: `load_pictures(folder, split).digest`, on a copy of uoft-cs/cifar10 whose
 # training pixels have the published mean and standard deviation.
@@ -52,6 +58,7 @@ class Pictures:
     name: str  # "CIFAR-10 test"
     split: str  # "test" or "train"
     digest: str  # SHA-256 of the sorted (id, label) pairs: the same in whatever order the pictures come
+    left_out: tuple[str, ...] = ()  # "path: reason" of each file of a class folder that could not be read
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -80,7 +87,8 @@ def cache_folder() -> Path:
 def find_data(folder: str | Path | None = None) -> Path | None:
     """The folder that pictures would be read from: `folder`, else PATCHLIGHT_DATA, else our download's.
 
-    None if that folder holds no split in any layout. Nothing is downloaded or decoded.
+    None if that folder holds no split in any layout. Nothing is downloaded or decoded. For "patterns" it is
+    the file that makes them, which `load_pictures` and `find_source` take as they take a folder.
     """
     base = _base(folder)
     return base if any(find_source(base, split) for split in SPLITS) else None
@@ -95,8 +103,10 @@ def load_pictures(
 ) -> Pictures:
     """The pictures of one split ("test" or "train"), from where `find_data` looks.
 
-    With `download`, a missing split is fetched there first. `progress(done, total, what)` counts bytes while
-    downloading and pictures while decoding. Raises DataError, which says what is wrong and what to do.
+    `folder` is a folder, "patterns" for the made pictures, or "cifar10", which is the same as None. With
+    `download`, a missing split is fetched there first. `progress(done, total, what)` counts bytes while
+    downloading, and pictures while decoding or making them. Raises DataError, which says what is wrong and
+    what to do.
     """
     if split not in SPLITS:
         raise ValueError(f'A split is "test" or "train", not {split!r}.')
@@ -104,15 +114,53 @@ def load_pictures(
     source = find_source(base, split)
     if source is None and download:
         source = find_source(_download((split,), base, progress), split)
-    if source is None and folder is not None and not base.is_dir():
+    if source is None and folder not in (None, "cifar10") and not base.is_dir():
         raise DataError(f"There is no folder {base}.")
     if source is None:
         raise DataError(
             f"No CIFAR-10 was found: {base} holds no {split} pictures. Run `python -m vit data`, or set"
             " PATCHLIGHT_DATA to a folder that holds it."
         )
-    target = cache_folder() / "decoded" / f"{split}-{source.fingerprint}"
+    target = _target(source)
     return _open_cached(target, source) or _decode_into(target, source, progress)
+
+
+def pattern_masks(split: str = "test", *, progress: Progress | None = None) -> np.ndarray:
+    """Where the objects in `load_pictures("patterns", split)` are: (n, 32, 32) bool, read-only."""
+    n = len(load_pictures("patterns", split, progress=progress))
+    try:
+        masks = np.load(_target(find_source(MADE, split)) / "masks.npy", mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):  # the cache cannot be written, or is damaged
+        masks = np.empty(0)
+    if masks.shape != (n, SIDE_PX, SIDE_PX):
+        masks = make_patterns(n, SEED, split=split, progress=progress).masks
+        masks.flags.writeable = False
+    return masks
+
+
+def holdout_indices(labels: np.ndarray, holdout: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which pictures to train on and which to hold out, as two sorted int64 arrays; the same for one seed.
+
+    `labels` (n,) are integers. min(holdout, n // 10) pictures are held out, of each class its share within
+    one. No class loses its only picture; where too few have more than one, fewer are held out. ValueError for
+    a negative number.
+    """
+    if holdout < 0 or seed < 0:
+        raise ValueError(f"The holdout and its seed must not be negative, but are {holdout} and {seed}.")
+    labels = np.asarray(labels)
+    n, held_n = len(labels), min(holdout, len(labels) // 10)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(n)
+    classes, counts = np.unique(labels, return_counts=True)
+    # Whole pictures first; those that are missing come from the classes that were rounded down the most.
+    shares, rests = np.divmod(counts * held_n, max(n, 1))
+    in_turn = rng.permutation(np.flatnonzero(counts > 1))
+    in_turn = in_turn[np.argsort(-rests[in_turn], kind="stable")]
+    shares[in_turn[: held_n - shares.sum()]] += 1
+    is_held = np.zeros(n, bool)
+    for name, share in zip(classes, shares, strict=True):
+        is_held[order[labels[order] == name][:share]] = True
+    return np.flatnonzero(~is_held).astype(np.int64), np.flatnonzero(is_held).astype(np.int64)
 
 
 def download(
@@ -125,6 +173,8 @@ def download(
 def verify(pictures: Pictures) -> str:
     """One line that says whether these are exactly the pictures and labels that were published."""
     what, short = f"{len(pictures):,} pictures", pictures.digest[:12]
+    if pictures.class_names == PATTERN_CLASSES:
+        return f"Made by code, so there is nothing to verify: these {what} have digest {short}."
     if pictures.digest == PUBLISHED_DIGESTS[pictures.split]:
         return f"Verified: these {what} are the published CIFAR-10 {pictures.split} split (digest {short})."
     expected = PUBLISHED_DIGESTS[pictures.split][:12]
@@ -144,11 +194,20 @@ def main_data(folder: str | None, splits: tuple[str, ...], progress: Progress | 
         lines.append(f"  Source: {find_source(_base(folder), split).root}")
         mapped = getattr(pictures.images, "filename", None)
         lines.append(f"  Decoded: {Path(mapped).parent if mapped else 'in memory only'}")
+        lines += [f"  Left out: {file}" for file in pictures.left_out]
         lines.append(f"  {verify(pictures)}")
     return lines
 
 
+def _target(source: Source) -> Path:
+    return cache_folder() / "decoded" / f"{source.split}-{source.fingerprint}"
+
+
 def _base(folder: str | Path | None) -> Path:
+    if folder == "patterns":  # a Path of that name is a folder
+        return MADE
+    if folder == "cifar10":
+        folder = None
     if folder is not None and not os.fspath(folder):
         raise DataError("The name of the data folder is empty.")
     named = os.environ.get("PATCHLIGHT_DATA") if folder is None else folder
@@ -188,7 +247,7 @@ def _open_cached(target: Path, source: Source) -> Pictures | None:
         facts = json.loads((target / "facts.json").read_text(encoding="utf-8"))
         if images.shape != (len(labels), SIDE_PX, SIDE_PX, 3) or len(ids) != len(labels):
             raise ValueError("the arrays differ in length")
-        return _pictures(images, labels, ids, source, facts["digest"])
+        return _pictures(images, labels, ids, source, facts["digest"], tuple(facts.get("left_out", ())))
     except (OSError, ValueError, KeyError, EOFError, TypeError):
         # Renaming is atomic, so only a failing disk or a curious hand can have done this: decode again.
         shutil.rmtree(target, ignore_errors=True)
@@ -196,18 +255,13 @@ def _open_cached(target: Path, source: Source) -> Pictures | None:
 
 
 def _decode_into(target: Path, source: Source, progress: Progress | None) -> Pictures:
-    total, rows = read(source)
-    images, labels = np.empty((total, SIDE_PX, SIDE_PX, 3), np.uint8), np.empty(total, np.int64)
-    for done, (pixels, label) in enumerate(rows):
-        images[done], labels[done] = pixels, label
-        if progress and (done % 500 == 499 or done == total - 1):
-            progress(done + 1, total, f"{source.split} pictures")
-    ids = np.array([picture_id(image) for image in images])
+    arrays, left_out = _made(source, progress) if source.layout == "made" else _decoded(source, progress)
+    images, labels = arrays["images"], arrays["labels"]
+    ids = arrays["ids"] = np.array([picture_id(image) for image in images])
     pairs = sorted(f"{picture} {label}" for picture, label in zip(ids.tolist(), labels.tolist(), strict=True))
     digest = hashlib.sha256("\n".join(pairs).encode()).hexdigest()
-    arrays = {"images": images, "labels": labels, "ids": ids}
     try:
-        _save(target, arrays, {"digest": digest})
+        _save(target, arrays, {"digest": digest, "left_out": left_out})
     except OSError as error:
         warnings.warn(
             f"The decoded pictures cannot be kept in {target.parent} ({error.strerror or error}), so they"
@@ -215,8 +269,35 @@ def _decode_into(target: Path, source: Source, progress: Progress | None) -> Pic
             " written.",
             stacklevel=3,
         )
-        return _pictures(images, labels, ids, source, digest)
-    return _open_cached(target, source) or _pictures(images, labels, ids, source, digest)
+        return _pictures(images, labels, ids, source, digest, left_out)
+    return _open_cached(target, source) or _pictures(images, labels, ids, source, digest, left_out)
+
+
+def _made(source: Source, progress: Progress | None) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    ((_, n, _),) = source.files
+    made = make_patterns(n, SEED, split=source.split, progress=progress)
+    return {"images": made.images, "labels": made.labels, "masks": made.masks}, ()
+
+
+def _decoded(source: Source, progress: Progress | None) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    total, rows = read(source)
+    images, labels = np.empty((total, SIDE_PX, SIDE_PX, 3), np.uint8), np.empty(total, np.int64)
+    left_out = []
+    for done, row in enumerate(rows):
+        if isinstance(row, str):
+            left_out.append(row)
+        else:
+            at = done - len(left_out)
+            images[at], labels[at] = row
+        if progress and (done % 500 == 499 or done == total - 1):
+            progress(done + 1, total, f"{source.split} pictures")
+    n = total - len(left_out)
+    if not n:
+        raise DataError(
+            f"None of the {total:,} {source.split} pictures in {source.root} can be read (the first,"
+            f" {left_out[0]}); replace them, or name another folder."
+        )
+    return {"images": images[:n], "labels": labels[:n]}, tuple(left_out)
 
 
 def _save(target: Path, arrays: dict[str, np.ndarray], facts: dict) -> None:
@@ -238,10 +319,13 @@ def _save(target: Path, arrays: dict[str, np.ndarray], facts: dict) -> None:
         shutil.rmtree(half, ignore_errors=True)
 
 
-def _pictures(images, labels, ids, source: Source, digest: str) -> Pictures:
+def _pictures(images, labels, ids, source: Source, digest: str, left_out: tuple[str, ...]) -> Pictures:
     for array in (images, labels, ids):
         array.flags.writeable = False
+    root = source.root.resolve()
+    folder = root.parent if root.name == source.split else root
     # Someone's own photos of cats and dogs are not CIFAR-10, though their folders bear the same names.
-    is_cifar = source.layout != "folders" or digest == PUBLISHED_DIGESTS[source.split]
-    name = f"CIFAR-10 {source.split}" if is_cifar else f"{source.root.resolve().name} {source.split}"
-    return Pictures(images, labels, ids, source.class_names, name, source.split, digest)
+    is_cifar = source.layout in ("parquet", "batches") or digest == PUBLISHED_DIGESTS[source.split]
+    whose = "CIFAR-10" if is_cifar else "patterns" if source.layout == "made" else folder.name
+    name = f"{whose} {source.split}"
+    return Pictures(images, labels, ids, source.class_names, name, source.split, digest, left_out)

@@ -4,7 +4,8 @@
     total, rows = read(source)                     # rows yields ((32, 32, 3) uint8, label)
 
 `vit.datasets` says which layouts these are and keeps what was read. Every damage is told as a DataError that
-names the file. Nothing here trusts a file: pickles are rebuilt without running anything they name.
+names the file; in class folders, which are people's own, such a file is left out and named. Nothing here
+trusts a file: pickles are rebuilt without running anything they name.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit import patterns
 from vit.download import WHAT_TO_DO, DataError
 from vit.images import PictureError, fit, open_picture
 
@@ -26,13 +28,14 @@ SPLITS = ("test", "train")
 SIDE_PX = 32
 DECODED_FORMAT = 1  # to be raised when the same files would be decoded to other arrays
 PICTURE_FILES = r"(?i)[^.].*\.(png|jpe?g|webp|bmp)"
+MADE = Path(patterns.__file__).resolve()  # stands for the made pictures, where others have their folder
 
 
 @dataclass(frozen=True)
 class Source:
     """The files of one split, as found in one layout; nothing of them has been read yet."""
 
-    layout: str  # "parquet", "batches" or "folders"
+    layout: str  # "parquet", "batches", "folders", or "made" by `vit.patterns`
     root: Path
     split: str
     files: tuple[tuple[str, int, int], ...]  # (path below root, size in bytes, time of change in ns), sorted
@@ -46,7 +49,13 @@ class Source:
 
 
 def find_source(base: Path, split: str) -> Source | None:
-    """The files of one split in `base`, in the first layout that has some; None if no layout has."""
+    """The files of one split in `base`, in the first layout that has some; None if no layout has.
+
+    For MADE the source has no files: their place says what its pictures are made from.
+    """
+    if base == MADE:
+        facts = (f"{split} pictures", patterns.PICTURES[split], patterns.FORMAT)
+        return Source("made", MADE, split, (facts,), patterns.CLASSES)
     for root in (base, *(base / name for name in _folders(base))):
         if files := _files(root, rf"{split}-.*\.parquet"):
             return Source("parquet", root, split, files)
@@ -82,7 +91,9 @@ def _files(folder: Path, pattern: str) -> tuple[tuple[str, int, int], ...]:
         return ()
     with os.scandir(folder) as entries:  # names first: a stat of each of 50,000 files would be felt
         found = [e for e in entries if re.fullmatch(pattern, e.name) and e.is_file()]
-        return tuple(sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in found))
+        # Permission changes no time, yet a file that was left out for want of it must be missed no longer.
+        times = (e.stat().st_mtime_ns if os.access(e.path, os.R_OK) else 0 for e in found)
+        return tuple(sorted((e.name, e.stat().st_size, ns) for e, ns in zip(found, times, strict=True)))
 
 
 def _check_whole(source: Source) -> None:
@@ -101,11 +112,14 @@ def _check_whole(source: Source) -> None:
         )
 
 
-_Rows = Iterator[tuple[np.ndarray, int]]
+_Rows = Iterator[tuple[np.ndarray, int] | str]
 
 
 def read(source: Source) -> tuple[int, _Rows]:
-    """How many pictures there are, and ((32, 32, 3) uint8, label) of each; DataError if a file is damaged."""
+    """How many pictures there are, and ((32, 32, 3) uint8, label) of each; DataError if a file is damaged.
+
+    A file of a class folder that cannot be read gives "path: reason" in place of its picture.
+    """
     _check_whole(source)
     readers = {"parquet": _parquet, "batches": _batches, "folders": _class_folders}
     total, rows = readers[source.layout](source)
@@ -229,7 +243,8 @@ def _class_folders(source: Source) -> tuple[int, _Rows]:
             try:
                 picture = fit(open_picture(path), (SIDE_PX, SIDE_PX))
             except PictureError as error:
-                raise _broken(path, _reason(error)) from error
+                yield f"{path}: {_reason(error)}"
+                continue
             yield np.asarray(picture), source.class_names.index(name.split("/")[0])
 
     return len(source.files), rows()
