@@ -20,11 +20,20 @@ from vit.arguments import build_parser
 from vit.attention import FUSIONS
 from vit.checkpoint import BUNDLED, Checkpoint, load, save
 from vit.datasets import load_pictures
-from vit.evaluate import _read, kept_predictions, measure, predict, shipped_path, top_logit_percentiles
+from vit.evaluate import (
+    _read,
+    cached_path,
+    kept_predictions,
+    measure,
+    predict,
+    shipped_path,
+    top_logit_percentiles,
+)
 from vit.explain_command import Settings, targets
 from vit.explanation import METHODS, cls_rows, explain
 from vit.images import open_picture, prepare
 from vit.overlay import Kind, Style
+from vit.patterns import CLASSES as PATTERNS
 from vit.progress import Bar
 from vit.state_dict import Architecture
 
@@ -283,6 +292,8 @@ def test_ctrl_c_ends_with_130_one_line_and_no_half_file(capsys, tmp_path, tiny, 
         (["explain", CAT, "--npz", f"{CAT}/a.npz"], "cat_00.png"),
         (["evaluate", "--data", "."], "holds no test pictures"),
         (["evaluate", "--split", "half"], "half"),
+        (["evaluate", "--mistakes", "-1"], "from 0"),
+        (["evaluate", "--mistakes", "all"], "a whole number"),
         (["info", "--checkpoint", CAT], "not a checkpoint"),
         (["convert", CAT, "a.safetensors"], "not a checkpoint"),
         (["convert", str(BUNDLED), "a.pt"], ".safetensors"),
@@ -354,6 +365,105 @@ def test_evaluate_counts_right(capsys, tiny, colours):
     assert kept.classes.tolist() == said
     out = run(capsys, "evaluate", "--checkpoint", tiny, "--data", colours)[1]
     assert f"accuracy {found['accuracy']:.2%}" in out
+
+
+def test_evaluate_names_the_most_confident_mistakes_and_the_calibration(capsys, tiny, colours):
+    model, checkpoint = load(tiny)
+    pictures = load_pictures(colours)
+    said = torch.cat([model(prepare(image, checkpoint)) for image in pictures.images]).softmax(dim=1)
+    probabilities, classes = (column.tolist() for column in said.max(dim=1))
+    truly = pictures.labels.tolist()
+    wrong = sorted((i for i in range(12) if classes[i] != truly[i]), key=lambda i: -probabilities[i])
+    assert len(wrong) > 5
+    argv = ["evaluate", "--checkpoint", tiny, "--data", colours]
+    found = json.loads(run(capsys, *argv, "--json")[1])
+    assert len(found["mistakes"]) == 5
+    for row, i in zip(found["mistakes"], wrong, strict=False):
+        names = checkpoint.class_names[truly[i]], checkpoint.class_names[classes[i]]
+        assert (row["class"], row["predicted"]) == names
+        assert row["probability"] == pytest.approx(probabilities[i], abs=1e-5)
+        # equally sure of several pictures, their order is a matter of rounding
+        assert probabilities[row["number"] - 1] == pytest.approx(probabilities[i], abs=1e-5)
+        assert pictures.ids[row["number"] - 1] == row["id"]
+    right = [a == b for a, b in zip(truly, classes, strict=True)]
+    cells = {int(p * 15) for p in probabilities}
+    inside = [[i for i in range(12) if int(probabilities[i] * 15) == cell] for cell in sorted(cells)]
+    assert [row["pictures"] for row in found["reliability"]] == [len(rows) for rows in inside]
+    error = sum(abs(sum(probabilities[i] - right[i] for i in rows)) for rows in inside) / 12
+    assert found["calibration_error"] == pytest.approx(error, abs=1e-3)
+    out = run(capsys, *argv)[1]
+    assert f"calibration error {found['calibration_error']:.2%}" in out
+    for row in found["mistakes"]:
+        shown = [str(row["number"]), row["id"], row["class"], row["predicted"], f"{row['probability']:.2%}"]
+        assert shown in [line.split() for line in out.splitlines()]
+    for row in found["reliability"]:
+        shown = f"{row['pictures']} {row['confidence']:.2%} {row['accuracy']:.2%}"
+        assert any(" ".join(line.split()).endswith(shown) for line in out.splitlines())
+    every = json.loads(run(capsys, *argv, "--mistakes", "99", "--json")[1])["mistakes"]
+    assert {row["number"] for row in every} == {i + 1 for i in wrong}
+    assert json.loads(run(capsys, *argv, "--mistakes", "0", "--json")[1])["mistakes"] == []
+    assert out.startswith(run(capsys, *argv, "--mistakes", "0")[1].rstrip())
+    assert "mistakes" not in run(capsys, *argv, "--mistakes", "0")[1]
+
+
+def test_flip_is_said_and_leaves_what_is_kept_as_it_was(capsys, tiny, colours):
+    model, checkpoint = load(tiny)
+    pictures = load_pictures(colours)
+    argv = ["evaluate", "--checkpoint", tiny, "--data", colours]
+    flipped = json.loads(run(capsys, *argv, "--flip", "--json", "--mistakes", "12")[1])
+    assert kept_predictions(tiny, checkpoint, pictures.digest) is None
+    plain = json.loads(run(capsys, *argv, "--json", "--mistakes", "12")[1])
+    assert (flipped["flip"], plain["flip"]) == (True, False)
+    assert flipped["mistakes"] != plain["mistakes"]
+    path = cached_path(checkpoint.id, pictures.digest)
+    before = path.read_bytes()
+    out = run(capsys, *argv, "--flip")[1]
+    assert "mirrored" in out
+    assert path.read_bytes() == before
+    both = [np.asarray(pictures.images), np.asarray(pictures.images)[:, :, ::-1]]
+    logits = sum(torch.cat([model(prepare(image, checkpoint)) for image in images]) for images in both) / 2
+    by_number = {row["number"]: row["probability"] for row in flipped["mistakes"]}
+    said = logits.softmax(dim=1).max(dim=1)
+    assert set(by_number) == {i + 1 for i in range(12) if said.indices[i].item() != pictures.labels[i]}
+    for number, probability in by_number.items():
+        assert probability == pytest.approx(said.values[number - 1].item(), abs=1e-5)
+    assert "mirrored" not in run(capsys, *argv)[1]
+
+
+@pytest.fixture
+def knows_patterns(tmp_path) -> Path:
+    """A checkpoint of the made patterns' classes that has learned nothing."""
+    torch.manual_seed(0)
+    architecture = Architecture(num_classes=10, embed_dim=16, num_layers=2, num_heads=2, mlp_dim=24)
+    path = tmp_path / "stripes.safetensors"
+    save(architecture.build(), Checkpoint(architecture, PATTERNS, (0.5,) * 3, (0.25,) * 3), path)
+    return path
+
+
+def test_made_patterns_are_a_data_set_for_evaluate_and_explain(capsys, tmp_path, knows_patterns):
+    pictures = load_pictures("patterns")
+    code, out, err = run(capsys, "evaluate", "--checkpoint", knows_patterns, "--data", "patterns", "--json")
+    found = json.loads(out)
+    assert (code, err, found["data"]) == (0, [], "patterns test")
+    assert found["pictures"] == len(pictures)
+    assert [row["pictures"] for row in found["classes"]] == np.bincount(pictures.labels).tolist()
+    rows = tmp_path / "rows.npz"
+    argv = ["explain", "--checkpoint", knows_patterns, "--data", "patterns", "--npz", rows, "--limit", "7"]
+    assert run(capsys, *argv)[0] == 0
+    assert np.load(rows)["ids"].tolist() == pictures.ids[:7].tolist()
+
+
+@pytest.mark.parametrize("command", [("evaluate",), ("explain", "--json", "--data")])
+@pytest.mark.parametrize("at_hand", [False, True])
+def test_a_checkpoint_of_patterns_is_told_which_data_to_name(
+    capsys, knows_patterns, colours, monkeypatch, command, at_hand
+):
+    if at_hand:
+        monkeypatch.setenv("PATCHLIGHT_DATA", str(colours))
+    code, out, err = run(capsys, *command, "--checkpoint", knows_patterns)
+    assert (code, out, len(err)) == (2, "", 1)
+    assert "--data patterns" in err[0]
+    assert "vit data" not in err[0]
 
 
 def test_info_tells_shapes_and_parameters(capsys):

@@ -6,7 +6,8 @@ Run: pytest tests/test_evaluate.py (a few seconds).
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
+from fractions import Fraction
 from statistics import NormalDist
 
 import numpy as np
@@ -22,6 +23,7 @@ from vit.evaluate import (
     Cancelled,
     Predictions,
     cached_path,
+    confident_mistakes,
     kept_predictions,
     measure,
     predict,
@@ -60,15 +62,17 @@ def some_pictures(n: int, **changes) -> Pictures:
     return Pictures(**given | changes)
 
 
-def saying(labels, classes) -> Predictions:
+def saying(labels, classes, probabilities=None) -> Predictions:
     n = len(labels)
+    if probabilities is None:
+        probabilities = np.linspace(0.4, 1, n)
     return Predictions(
         CHECKPOINT.id,
         DIGEST,
         np.array([f"{i:012x}" for i in range(n)], "U12"),
         np.array(labels, np.uint8),
         np.array(classes, np.uint8),
-        np.linspace(0.4, 1, n, dtype=np.float32),
+        np.array(probabilities, np.float32),
         np.linspace(-3, 12, n, dtype=np.float32),
     )
 
@@ -142,6 +146,125 @@ def test_a_model_is_not_measured_on_no_pictures():
     assert all(found.precision == found.recall == found.f1 == 0 for found in metrics.classes)
 
 
+# --- calibration
+
+ANSWERS = st.lists(
+    st.tuples(
+        st.booleans(),
+        st.one_of(
+            st.floats(0, 1, width=16),
+            st.integers(0, 15).map(lambda m: m / 15),
+            # beside a bin's edge, where rounding could move it to the other bin
+            st.builds(lambda m, off: min(1.0, m / 15 + off), st.integers(1, 15), st.floats(-1e-4, 1e-4)),
+        ),
+    ),
+    max_size=60,
+)
+
+
+def answering(right, probabilities) -> Predictions:
+    return saying([0] * len(right), [0 if hit else 1 for hit in right], probabilities)
+
+
+def by_the_definition(right, probabilities) -> tuple[float, list[tuple[int, int, float, float]]]:
+    """Guo et al. 2017, equation 3, picture by picture: the error, and m, pictures, confidence, accuracy."""
+    bins, n = [], len(right)
+    for m in range(1, 16):
+        low, high = Fraction(m - 1, 15), Fraction(m, 15)
+        inside = [
+            (hit, p)
+            for hit, p in zip(right, probabilities, strict=True)
+            if low < Fraction(p) <= high or (m == 1 and p == 0)
+        ]
+        if inside:
+            confidence, accuracy = (math.fsum(row[i] for row in inside) / len(inside) for i in (1, 0))
+            bins.append((m, len(inside), confidence, accuracy))
+    return math.fsum(size / n * abs(mean - share) for _, size, mean, share in bins), bins
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANSWERS)
+def test_the_calibration_error_follows_its_definition(answers):
+    right = [hit for hit, _ in answers]
+    as_kept = [float(np.float16(p)) for _, p in answers]
+    expected, bins = by_the_definition(right, as_kept)
+    metrics = measure(answering(right, [p for _, p in answers]), NAMES)
+    assert metrics.calibration_error == pytest.approx(expected, abs=1e-9)
+    assert len(metrics.reliability) == len(bins)
+    for row, (m, size, confidence, accuracy) in zip(metrics.reliability, bins, strict=True):
+        assert (row.low, row.high) == ((m - 1) / 15, m / 15)
+        assert row.pictures == size
+        assert (row.confidence, row.accuracy) == pytest.approx((confidence, accuracy), abs=1e-9)
+    assert sum(row.pictures for row in metrics.reliability) == metrics.pictures == len(answers)
+    if answers:  # the bins' distances can only cancel out when they are joined
+        overall = abs(sum(as_kept) / len(answers) - metrics.accuracy)
+        assert overall - 1e-9 <= metrics.calibration_error <= 1
+    plain = [type(value) for row in metrics.reliability for value in vars(row).values()]
+    assert set(plain) <= {int, float}  # not numpy's, which JSON does not know
+    assert json.loads(json.dumps(asdict(metrics)))["calibration_error"] == metrics.calibration_error
+
+
+def test_rounding_moves_the_calibration_error_by_less_than_a_thousandth():
+    random = np.random.default_rng(0)
+    probabilities = random.uniform(0.1, 1, 5000).astype(np.float32)
+    right = random.random(5000) < probabilities**2
+    expected, _ = by_the_definition(right.tolist(), probabilities.tolist())
+    assert 0.1 < expected < 0.3
+    assert measure(answering(right, probabilities), NAMES).calibration_error == pytest.approx(
+        expected, abs=1e-3
+    )
+
+
+def test_a_model_as_often_right_as_it_says_is_calibrated_and_a_boaster_is_not():
+    random = np.random.default_rng(1)
+    probabilities = random.uniform(0.2, 1, 40_000)
+    honest = measure(answering(random.random(40_000) < probabilities, probabilities), NAMES)
+    assert honest.calibration_error < 0.015  # what is left is chance: 15 bins of some 3,000
+    boaster = measure(answering(random.random(40_000) < 0.25, np.ones(40_000)), NAMES)
+    assert boaster.calibration_error == pytest.approx(0.75, abs=0.01)
+    assert [(row.low, row.high, row.pictures) for row in boaster.reliability] == [(14 / 15, 1, 40_000)]
+    assert measure(answering([True] * 9, [1] * 9), NAMES).calibration_error == 0
+    nothing = measure(answering([], []), NAMES)
+    assert (nothing.calibration_error, nothing.reliability) == (0, ())
+
+
+def test_kept_predictions_have_the_same_calibration_even_at_the_edges_of_bins(tmp_path):
+    # float16 has no number between these and 14/15: rounding moves all of them over the edge
+    beside = np.float32(14 / 15)
+    beside = np.nextafter(beside, np.float32(np.float16(beside) < beside))
+    edges = [beside] * 50 + [np.nextafter(np.float32(14 / 15), np.float32(end)) for end in (0, 1)] * 25
+    predictions = answering([True, False] * 50, edges)
+    predictions.save(shipped_path(tmp_path / "x.safetensors"))
+    found = kept_predictions(tmp_path / "x.safetensors", CHECKPOINT, DIGEST)
+    fresh, kept = measure(predictions, NAMES), measure(found, NAMES)
+    assert fresh.calibration_error == pytest.approx(kept.calibration_error, abs=1e-3)
+    assert fresh.reliability == kept.reliability
+
+
+# --- mistakes
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.4, 0.5, 0.7, 1])), max_size=30
+    ),
+    st.integers(0, 40),
+)
+def test_the_most_confident_mistakes_come_first(answers, n):
+    labels, classes, probabilities = (list(column) for column in zip(*answers, strict=True)) if answers else (
+        [], [], []
+    )  # fmt: skip
+    found = confident_mistakes(saying(labels, classes, probabilities), n).tolist()
+    wrong = [i for i in range(len(answers)) if labels[i] != classes[i]]
+    assert found == sorted(wrong, key=lambda i: (-probabilities[i], i))[:n]
+
+
+def test_no_number_of_mistakes_is_below_0():
+    with pytest.raises(ValueError, match="0 or more"):
+        confident_mistakes(saying([0, 1, 2], [1, 1, 1]), -1)
+
+
 # --- predictions
 
 
@@ -163,6 +286,37 @@ def test_predictions_are_what_the_model_says():
         total = sum(math.exp(value) for value in logits)
         assert found.probabilities[i] == pytest.approx(math.exp(logits[best]) / total, abs=1e-4)
     assert len(set(found.classes.tolist())) > 1  # else nothing was tested
+
+
+def test_flipped_predictions_average_the_logits_of_picture_and_mirror_image():
+    model, pictures = small_model(**SIZES), some_pictures(70)
+    with torch.no_grad():  # lean to no class
+        model.mlp_head[1].bias -= model(torch.randn(200, 3, 8, 12)).mean(0)
+    found, plain = predict(model, CHECKPOINT, pictures, flip=True), predict(model, CHECKPOINT, pictures)
+    assert (found.flip, plain.flip) == (True, False)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CHECKPOINT.mean, CHECKPOINT.std))
+    for i, picture in enumerate(pictures.images):
+        both = [
+            (torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255 - mean) / std
+            for pixels in (picture, np.fliplr(picture))
+        ]
+        one, other = plain_vit(model.state_dict(), torch.stack(both), num_heads=2)[0].tolist()
+        logits = [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+        assert found.classes[i] == logits.index(max(logits))
+        assert found.top_logits[i] == pytest.approx(max(logits), abs=1e-4)
+        probability = math.exp(max(logits)) / sum(math.exp(value) for value in logits)
+        assert found.probabilities[i] == pytest.approx(probability, abs=1e-4)
+    assert (found.classes != plain.classes).any()  # else flipping was not tested
+    mirrored = replace(pictures, images=np.ascontiguousarray(pictures.images[:, :, ::-1]))
+    again = predict(model, CHECKPOINT, mirrored, flip=True)
+    np.testing.assert_array_equal(again.classes, found.classes)
+    np.testing.assert_allclose(again.top_logits, found.top_logits, atol=1e-5)
+
+
+def test_metrics_tell_whether_pictures_were_flipped():
+    predictions = saying([0, 1], [0, 0])
+    assert not measure(predictions, NAMES).flip
+    assert measure(replace(predictions, flip=True), NAMES).flip
 
 
 def test_progress_counts_pictures():
@@ -239,6 +393,18 @@ def test_unfit_shipped_predictions_do_not_hide_the_cached_ones(tmp_path):
     weights = tmp_path / "x.safetensors"
     replace(saying([0, 1], [0, 1]), checkpoint_id="another").save(shipped_path(weights))
     saying([0, 1], [1, 1]).save(cached_path(CHECKPOINT.id, DIGEST))
+    assert kept_predictions(weights, CHECKPOINT, DIGEST).classes.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("where", ["shipped", "cached"])
+def test_flipped_predictions_are_never_taken_for_plain_ones(where, tmp_path):
+    weights = tmp_path / "x.safetensors"
+    path = shipped_path(weights) if where == "shipped" else cached_path(CHECKPOINT.id, DIGEST)
+    flipped = replace(saying([0, 1], [0, 0]), flip=True)
+    flipped.save(path)
+    assert kept_predictions(weights, CHECKPOINT, DIGEST) is None
+    plain = shipped_path(weights) if where == "cached" else cached_path(CHECKPOINT.id, DIGEST)
+    saying([0, 1], [1, 1]).save(plain)
     assert kept_predictions(weights, CHECKPOINT, DIGEST).classes.tolist() == [1, 1]
 
 

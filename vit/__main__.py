@@ -11,9 +11,12 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import asdict
 
 from vit.arguments import build_parser
 from vit.download import DataError
+
+_PICTURES_WITH_TRUTH = 1000  # explained, where it is known where the objects are
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,15 +96,12 @@ def _explain_data(args: argparse.Namespace, model, checkpoint, settings) -> int:
 
     import numpy as np
 
-    from vit.datasets import load_pictures
     from vit.explain_command import explain_data, first, prediction_line
     from vit.files import write_whole
     from vit.progress import Bar
 
     with Bar() as progress:
-        pictures = first(
-            load_pictures(None if args.data is False else args.data, progress=progress), args.limit
-        )
+        pictures = first(_pictures(args, checkpoint, "test", progress), args.limit)
         arrays = explain_data(model, checkpoint, pictures, settings, progress=progress)
     if args.npz:
         write_whole(args.npz, partial(np.savez, **arrays))
@@ -116,25 +116,43 @@ def _explain_data(args: argparse.Namespace, model, checkpoint, settings) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from vit.datasets import load_pictures
     from vit.evaluate import cached_path, measure, predict
     from vit.progress import Bar
-    from vit.report import evaluation_text, evaluation_values
+    from vit.report import evaluation_text, evaluation_values, mistake_values
+    from vit.truth import mass_lines
 
     model, checkpoint = _load(args)
     with Bar() as progress:
-        pictures = load_pictures(args.data, args.split, progress=progress)
-        predictions = predict(model, checkpoint, pictures, progress=progress)
+        pictures = _pictures(args, checkpoint, args.split, progress)
+        predictions = predict(model, checkpoint, pictures, flip=args.flip, progress=progress)
     metrics = measure(predictions, checkpoint.class_names)
+    found = metrics, checkpoint, pictures.name, mistake_values(predictions, args.mistakes, checkpoint)
+    mass = _object_mass(args, model, checkpoint, pictures)
     if args.json:
-        print(json.dumps(evaluation_values(metrics, checkpoint, pictures.name)))
+        print(json.dumps(evaluation_values(*found) | ({"object_mass": asdict(mass)} if mass else {})))
     else:
-        print(evaluation_text(metrics, checkpoint, pictures.name))
+        print("\n".join([evaluation_text(*found), *(["", *mass_lines(mass)] if mass else [])]))
+    if args.flip:
+        return 0  # the page shows what one pass says, so only that is kept for it
     try:
         predictions.save(cached_path(checkpoint.id, pictures.digest))
     except OSError as error:
         print(f"The predictions could not be kept for the page: {error}", file=sys.stderr)
     return 0
+
+
+def _object_mass(args: argparse.Namespace, model, checkpoint, pictures):
+    """How much weight lies on the objects, where it is known where they are; else None."""
+    from vit.datasets import pattern_masks
+    from vit.progress import Bar
+    from vit.truth import object_mass
+
+    if args.data != "patterns":
+        return None
+    n = min(len(pictures), _PICTURES_WITH_TRUTH)
+    with Bar() as progress:
+        masks = pattern_masks(args.split, progress=progress)[:n]
+        return object_mass(model, checkpoint, pictures.images[:n], masks, progress=progress)
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -190,6 +208,19 @@ def _load(args: argparse.Namespace, say_assumed: bool = True):
             file=sys.stderr,
         )
     return model, checkpoint
+
+
+def _pictures(args: argparse.Namespace, checkpoint, split: str, progress):
+    from vit.datasets import load_pictures
+    from vit.patterns import CLASSES
+
+    named = None if args.data is False else args.data
+    if named is None and checkpoint.class_names == CLASSES:
+        raise ValueError(
+            f"{checkpoint.name} knows the classes of the made patterns, not those of CIFAR-10; name its"
+            " pictures with --data patterns"
+        )
+    return load_pictures(named, split, progress=progress)
 
 
 _COMMANDS = {

@@ -9,6 +9,8 @@ what depends on a model (how many layers there are) is checked when there is one
 import argparse
 from pathlib import Path
 
+_DATA = "DIR|patterns|cifar10"
+
 
 class _Parser(argparse.ArgumentParser):
     def __init__(self, *args, **options):
@@ -42,17 +44,24 @@ def build_parser() -> argparse.ArgumentParser:
             "explain cat.png --out cat-explained.png --style heat",
             "explain cat.png --method raw --layer 6 --head 3 --token 2,7 --npz cat.npz",
             "explain photos/*.jpg --fit pad --out explained/ --json",
-            "explain --data cifar10/ --npz rows.npz",
+            "explain --data photos/ --npz rows.npz",
         )
     )  # fmt: skip
 
     evaluate = command(
-        "evaluate", "Measure accuracy on labelled pictures.",
-        "evaluate", "evaluate --data cifar10/ --json", "evaluate --checkpoint runs/mine/best.safetensors",
+        "evaluate", "Measure accuracy and calibration on labelled pictures, and name the worst mistakes.",
+        "evaluate", "evaluate --data photos/ --json", "evaluate --flip --mistakes 20",
+        "evaluate --checkpoint runs/mine/checkpoints/best.safetensors --data patterns",
     )  # fmt: skip
     _checkpoint_arguments(evaluate)
-    _data_argument(evaluate)
+    _pictures_argument(evaluate)
     evaluate.add_argument("--split", choices=("test", "train"), default="test", help="default: test")
+    evaluate.add_argument(
+        "--flip", action="store_true", help="see each picture mirrored too, and average the logits"
+    )
+    evaluate.add_argument(
+        "--mistakes", type=_from_zero, default=5, metavar="N", help="most confident ones listed; default: 5"
+    )
 
     info = command("info", "Describe a checkpoint: shapes, parameters, provenance.", "info", "info --json")
     _checkpoint_arguments(info)
@@ -74,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("source", metavar="SOURCE", help="safetensors, or a state dict from torch.save")
     convert.add_argument("out", metavar="OUT.safetensors", type=Path)
     convert.add_argument("--half", action="store_true", help="store float16: half the size")
-    _data_argument(convert)
+    _pictures_argument(convert)
     convert.add_argument(
         "--heads", type=_from_one, metavar="N", help="attention heads, if the file says nothing"
     )
@@ -128,8 +137,8 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     add("--npz", type=Path, metavar="FILE.npz", help="attention, rollout, logits, relevance as numpy arrays")
     add = parser.add_argument_group("a whole test set").add_argument
     add(
-        "--data", nargs="?", const=False, metavar="DIR",
-        help="instead of pictures; --npz then holds the CLS rows of all of them (without DIR: as `vit data`)",
+        "--data", nargs="?", const=False, metavar=_DATA,
+        help="instead of pictures; --npz then holds the CLS rows of all of them (alone: as `vit data`)",
     )  # fmt: skip
     add("--limit", type=_from_one, metavar="N", help="only the first N")
 
@@ -146,6 +155,13 @@ def _device_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="D", help="cuda, mps or cpu; default: the first of these")
 
 
+def _pictures_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", metavar=_DATA,
+        help="a folder, pictures made by code, or (default) CIFAR-10 from PATCHLIGHT_DATA, else as fetched",
+    )  # fmt: skip
+
+
 def _data_argument(
     parser: argparse.ArgumentParser, otherwise: str = "PATCHLIGHT_DATA, else as fetched"
 ) -> None:
@@ -160,9 +176,17 @@ def _examples(*lines: str) -> str:
 
 
 def _from_one(text: str) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text[:10]) < 10**9:
+    return _whole(text, 1)
+
+
+def _from_zero(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if text.isascii() and text.isdigit() and least <= int(text[:10]) < 10**9:
         return int(text)
-    raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
+    raise argparse.ArgumentTypeError(f"a whole number from {least} is needed, not {text!r}")
 
 
 def _number(text: str) -> float:

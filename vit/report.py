@@ -1,6 +1,6 @@
 """What `evaluate` and `info` find, as plain text for people and as values for JSON.
 
-print(evaluation_text(metrics, checkpoint, pictures.name))
+print(evaluation_text(metrics, checkpoint, pictures.name, mistake_values(predictions, 5, checkpoint)))
 print(info_text(describe_model(model, checkpoint)))
 """
 
@@ -9,22 +9,44 @@ from dataclasses import asdict
 import torch
 
 from vit.checkpoint import Checkpoint
-from vit.evaluate import Metrics
+from vit.evaluate import Metrics, Predictions, confident_mistakes
 from vit.model import VisualTransformer
 
 
-def evaluation_values(metrics: Metrics, checkpoint: Checkpoint, data: str) -> dict:
-    """Everything measured; shares from 0 to 1."""
+def mistake_values(predictions: Predictions, n: int, checkpoint: Checkpoint) -> list[dict]:
+    """The n most confident mistakes, the most confident first. Pictures count from 1, as on the page."""
+    names = checkpoint.class_names
+    return [
+        {
+            "number": row + 1,
+            "id": str(predictions.ids[row]),
+            "class": names[predictions.labels[row]],
+            "predicted": names[predictions.classes[row]],
+            "probability": float(predictions.probabilities[row]),
+        }
+        for row in confident_mistakes(predictions, n).tolist()
+    ]
+
+
+def evaluation_values(
+    metrics: Metrics, checkpoint: Checkpoint, data: str, mistakes: list[dict] | None = None
+) -> dict:
+    """Everything measured; shares from 0 to 1. `mistakes` as from `mistake_values`."""
     names = {"checkpoint": checkpoint.name, "checkpoint_id": checkpoint.id, "data": data}
-    return names | asdict(metrics)
+    return names | asdict(metrics) | {"mistakes": mistakes or []}
 
 
-def evaluation_text(metrics: Metrics, checkpoint: Checkpoint, data: str) -> str:
+def evaluation_text(
+    metrics: Metrics, checkpoint: Checkpoint, data: str, mistakes: list[dict] | None = None
+) -> str:
+    """The same for people; without a list of mistakes if there are none to list."""
     low, high = metrics.interval
     width = max(len(name) for name in ("class", *checkpoint.class_names))
     lines = [
         f"{checkpoint.name} ({checkpoint.id}) on {metrics.pictures:,} pictures of {data}",
+        *(["each picture seen twice, as it is and mirrored, the logits averaged"] if metrics.flip else []),
         f"accuracy {metrics.accuracy:.2%}, 95 % interval {low:.2%} to {high:.2%}",
+        f"calibration error {metrics.calibration_error:.2%}, the mean distance of confidence from accuracy",
         "",
         f"{'class':<{width}}  pictures  precision  recall     F1",
     ]
@@ -40,7 +62,31 @@ def evaluation_text(metrics: Metrics, checkpoint: Checkpoint, data: str) -> str:
     for k, row in enumerate(metrics.confusion):
         cells = "  ".join(f"{count:>{column}}" for count, column in zip(row, columns, strict=True))
         lines.append(f"{k + 1:>3} {checkpoint.class_names[k]:<{width}}  {cells}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_reliability_lines(metrics), *_mistake_lines(mistakes or [])])
+
+
+def _reliability_lines(metrics: Metrics) -> list[str]:
+    lines = ["", "How sure it is of what it says, and how often it is right then"]
+    lines.append("probability        pictures  confidence  accuracy")
+    for row in metrics.reliability:
+        ends = f"{row.low:>6.2%} to {row.high:>7.2%}"
+        lines.append(f"{ends}  {row.pictures:>8,}  {row.confidence:>10.2%}  {row.accuracy:>8.2%}")
+    return lines
+
+
+def _mistake_lines(mistakes: list[dict]) -> list[str]:
+    if not mistakes:
+        return []
+    rows = [("number", "id", "class", "predicted", "probability")]
+    for row in mistakes:
+        shown = (f"{row['number']:,}", row["id"], row["class"], row["predicted"])
+        rows.append((*shown, f"{row['probability']:.2%}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["", "Most confident mistakes; pictures are numbered from 1, as on the page"]
+    for number, *names, probability in rows:
+        cells = [f"{name:<{width}}" for name, width in zip(names, widths[1:4], strict=True)]
+        lines.append("  ".join([f"{number:>{widths[0]}}", *cells, f"{probability:>{widths[4]}}"]))
+    return lines
 
 
 def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
