@@ -123,6 +123,24 @@ print("torch" in sys.modules)
     assert run(code).splitlines()[-1] == "False"
 
 
+def test_library_and_trainer_do_without_streamlit_and_plotly():
+    """Every module but the pages, on a machine that has neither."""
+    modules = [
+        name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for name in CODE
+        if not name.startswith(PAGES) and not name.endswith("__main__.py")
+    ]
+    assert {"vit.evaluate", "train.loop"} < set(modules)
+    code = f"""
+import importlib, sys
+sys.modules["streamlit"] = sys.modules["plotly"] = sys.modules["tensorboard"] = None
+for name in {modules!r}:
+    importlib.import_module(name)
+print("all")
+"""
+    assert run(code).split() == ["all"]
+
+
 def test_a_name_is_imported_when_it_is_used():
     assert run("import sys, vit; vit.load; print('torch' in sys.modules)").strip() == "True"
 

@@ -46,9 +46,8 @@ class OptimConfig:
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for the blocks' matrices, with AdamW for all the rest
     lr: float = 1e-3  # AdamW's learning rate, above 0
     muon_lr: float = 3e-3  # Muon's learning rate, above 0; its update is as large as AdamW's at the same rate
-    weight_decay: float = (
-        0.05  # from 0; each step takes rate * weight_decay off every matrix, of nothing else
-    )
+    weight_decay: float = 0.05  # from 0; each step takes rate * weight_decay off every matrix
+    decay_all: bool = False  # off everything that AdamW updates, as torch's own default does
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW's decay of the mean gradient and of its square, [0, 1)
     momentum: float = 0.95  # Muon's decay of the mean gradient, [0, 1)
 
@@ -121,7 +120,7 @@ def build_optimisers(
     adamw = torch.optim.AdamW(
         [
             group(lambda name: name in matrices - hidden, weight_decay=config.weight_decay),
-            group(lambda name: name not in matrices, weight_decay=0.0),
+            group(lambda name: name not in matrices, weight_decay=config.weight_decay * config.decay_all),
         ],
         lr=config.lr,
         betas=config.betas,

@@ -12,10 +12,11 @@ def training(loaded: Loaded) -> None:
     if loaded.problem:
         tell(st.error, loaded.problem)
     st.info(
-        "This version of Patchlight looks into trained models and does not train them. Any safetensors file "
-        "that you put under the runs folder appears in the model choice above.",
+        "Training is started on the command line for now. A run appears in the model choice above with its "
+        "first checkpoint, and can be looked into while it learns.",
         icon=":material/info:",
     )
+    st.code("python -m train run --preset demo\npython -m train report runs/NAME", language="bash")
     st.subheader("How this model was trained", anchor=False)
     if not loaded.checkpoint.provenance:
         st.caption("This file says nothing of its training.")
