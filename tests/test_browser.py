@@ -254,6 +254,38 @@ def test_a_photo_can_be_uploaded(browser, page_server, tmp_path):
         assert not page.complaints
 
 
+def test_the_gallery_follows_the_data_set_of_the_model(browser, page_server, tmp_path, write_checkpoint):
+    from vit.patterns import CLASSES
+
+    write_checkpoint(tmp_path / "mine.safetensors", class_names=CLASSES, num_layers=2)
+    with opened(browser, page_server, "picture=sample:cat_00") as page:
+        before = source_of(page)
+        page.get_by_role("button", name="Upload").click()
+        page.locator('[data-testid="stFileUploader"] input[type="file"]').first.set_input_files(
+            tmp_path / "mine.safetensors"
+        )
+        changed(page, before)
+        assert link_of(page)["picture"] == "pattern:00"
+        page.keyboard.press("Escape")
+        buttons = page.locator(".gallery button")
+        buttons.first.locator("img").wait_for()
+        assert buttons.count() == 20
+        assert set(buttons.evaluate_all("all => all.map(e => e.title)")) <= set(CLASSES)
+        assert buttons.first.get_attribute("aria-pressed") == "true"
+        before = source_of(page)
+        buttons.nth(5).click()
+        changed(page, before)
+        assert link_of(page)["picture"] == "pattern:05"
+        assert " 05, lit" in page.locator(PICTURE).first.get_attribute("alt")
+        before = source_of(page)
+        page.get_by_role("combobox", name="Model").click()
+        page.get_by_role("option", name="Bundled ViT for CIFAR-10").click()
+        changed(page, before)
+        assert link_of(page) == {}
+        assert page.locator('.gallery button[title="frog"][aria-pressed="true"]').count() == 1
+        assert not page.complaints
+
+
 def test_without_the_test_set_a_button_says_how_to_get_it(browser, page_server):
     with opened(browser, page_server) as page:
         page.get_by_text("Test set", exact=True).click()

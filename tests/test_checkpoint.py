@@ -23,10 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_vit import pictures, plain_vit, small_model
 from safetensors.torch import save_file
+from synthetic import made, write_classes
 from torch.testing import assert_close
 
 import vit.checkpoint
-from vit.checkpoint import Checkpoint, CheckpointError, find_checkpoints, load, save
+from vit.checkpoint import Checkpoint, CheckpointError, data_set, find_checkpoints, load, save
+from vit.patterns import CLASSES as PATTERN_CLASSES
+from vit.sources import CLASSES as CIFAR_CLASSES
 from vit.state_dict import Architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, on sparse tensors and odd pickles
@@ -169,6 +172,84 @@ def test_the_newest_checkpoints_come_first(tmp_path, monkeypatch):
     assert find_checkpoints() == []
     (tmp_path / "run").rename("runs")
     assert find_checkpoints() == [Path("runs/b.safetensors")]
+
+
+def test_a_run_s_checkpoints_stay_together_and_what_it_resumes_from_is_none(tmp_path):
+    ages_s = {
+        "a/checkpoints/best": 50,
+        "a/checkpoints/last": 10,
+        "a/checkpoints/epoch-0002": 20,
+        "a/checkpoints/epoch-0001": 30,
+        "b": 15,
+        "c/checkpoints/best": 40,
+        "c/checkpoints/last": 40,
+        "c/mine": 60,
+    }
+    left_out = ["a/checkpoints/resume", "a/checkpoints/resume.prev", "a/checkpoints/.resume-ready", "resume"]
+    for name in [*ages_s, *left_out, "a/deeper/checkpoints/last", "c/checkpoints/.last"]:
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (10**9 - ages_s.get(name, 99),) * 2)
+    found = [path.relative_to(tmp_path).with_suffix("").as_posix() for path in find_checkpoints(tmp_path)]
+    assert found == list(ages_s)
+    (tmp_path / "a").rename(tmp_path / "runs")  # a run itself may be named as the runs folder
+    assert [path.stem for path in find_checkpoints(tmp_path / "runs")][:2] == ["best", "last"]
+
+
+FLOWERS = ("daisy", "rose")
+
+
+@pytest.fixture
+def flower_run(tmp_path, monkeypatch):
+    """A run on a folder of two classes; returns its checkpoint's place and the folder."""
+    monkeypatch.setenv("PATCHLIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PATCHLIGHT_DATA", raising=False)
+    write_classes(tmp_path / "flowers" / "train", *made(4, 0), names=[*FLOWERS, *FLOWERS])
+    config = tmp_path / "run" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"config": {"data": str(tmp_path / "flowers")}}))
+    return tmp_path / "run" / "checkpoints" / "last.safetensors", tmp_path / "flowers"
+
+
+def test_the_data_set_of_a_checkpoint(flower_run):
+    path, folder = flower_run
+    assert data_set(replace(CHECKPOINT, class_names=CIFAR_CLASSES), path) == "cifar10"
+    assert data_set(replace(CHECKPOINT, class_names=PATTERN_CLASSES), path) == "patterns"
+    of_flowers = replace(CHECKPOINT, class_names=FLOWERS)
+    assert data_set(of_flowers, path) == str(folder)
+    assert data_set(of_flowers, str(path.parents[1] / "copy.safetensors")) == str(folder)
+    assert data_set(of_flowers, path.parents[2] / "elsewhere.safetensors") is None
+    assert data_set(replace(CHECKPOINT, class_names=("rose", "daisy")), path) is None
+    folder.rename(folder.with_name("gone"))
+    assert data_set(of_flowers, path) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        b"null",
+        b'{"config": []}',
+        b'{"config": {}}',
+        *(json.dumps({"config": {"data": data}}).encode() for data in (
+            None, 3, ["flowers"], "", "patterns", "cifar10", "no/such/folder", "~nosuchuser/x", "x" * 5000,
+            "a\0b", "\ud800",
+        )),
+    ],
+    ids=lambda config: repr(config)[:24],
+)  # fmt: skip
+def test_a_damaged_config_tells_no_data_set(flower_run, config):
+    path, _ = flower_run
+    (path.parents[1] / "config.json").unlink()
+    if config is not None:
+        (path.parents[1] / "config.json").write_bytes(config)
+    assert data_set(replace(CHECKPOINT, class_names=FLOWERS), path) is None
 
 
 # --- plain state dicts with the tutorial's names
@@ -576,3 +657,27 @@ def test_codes_that_steer_a_terminal_never_come_back(tensors, tmp_path):
     _, checkpoint = load(written(tmp_path, tensors, facts), device="cpu")
     assert checkpoint.provenance == {"data": "red[2J", "note": "a b"}
     refused(written(tmp_path, tensors, ALL_SAID | {"class_names": ["a", "b", "\x1b[2J"]}))
+
+
+def test_a_file_replaced_while_it_is_read_keeps_weights_and_id_together(tmp_path, monkeypatch):
+    """As a trainer does with its last checkpoint: the id must be that of the weights that were read."""
+    path, newer = tmp_path / "last.safetensors", tmp_path / "newer.safetensors"
+    for seed, file in ((0, path), (1, newer)):
+        torch.manual_seed(seed)
+        architecture = Architecture(10, embed_dim=16, num_layers=1, num_heads=2, mlp_dim=16)
+        save(architecture.build(), Checkpoint(architecture, CIFAR_CLASSES, (0.5,) * 3, (0.5,) * 3), file)
+    read, times = vit.checkpoint._read, []
+
+    def read_and_be_late(which):
+        found = read(which)
+        if not times:
+            newer.replace(path)
+        times.append(which)
+        return found
+
+    monkeypatch.setattr(vit.checkpoint, "_read", read_and_be_late)
+    model, checkpoint = load(path, device="cpu")
+    monkeypatch.undo()
+    again, same = load(path, device="cpu")
+    assert checkpoint.id == same.id
+    assert torch.equal(model.cls_token, again.cls_token)

@@ -31,6 +31,7 @@ from train.runs import (
     save_resume,
     write_json,
 )
+from vit.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 
@@ -451,3 +452,26 @@ def test_the_last_word_has_room_on_a_full_disk(run, monkeypatch):
     desk.close("failed", "the disk is full")
     assert read_status(run).state == "failed"
     assert read_status(run).reason == "the disk is full"
+
+
+def test_a_file_that_is_being_read_is_replaced_once_it_is_free(tmp_path, monkeypatch):
+    """As on Windows, where a reader bars the way for a moment; and a bar that stays is told."""
+    path = tmp_path / "status.json"
+    path.write_bytes(b"old")
+    replace, tries = Path.replace, []
+
+    def barred(self, target):
+        tries.append(target)
+        if len(tries) < 3:
+            raise PermissionError(13, "being read")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", barred)
+    write_whole(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+    tries.clear()
+    monkeypatch.setattr(Path, "replace", lambda self, target: barred(self, tries.clear()))
+    with pytest.raises(PermissionError):
+        write_whole(path, lambda file: file.write(b"newer"))
+    assert path.read_bytes() == b"new"
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]

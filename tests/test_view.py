@@ -23,10 +23,12 @@ SHARES = some.integers(0, 1000).map(lambda thousandths: thousandths / 1000)
 VIEWS = some.builds(
     View,
     picture=some.one_of(
-        some.just("sample:cat_00"), IDS.map(lambda i: f"test:{i}"), IDS.map(lambda i: f"own:{i}")
+        some.sampled_from(["sample:cat_00", "pattern:00", "pattern:19"]),
+        IDS.map(lambda i: f"test:{i}"),
+        IDS.map(lambda i: f"own:{i}"),
     ),
     model=some.one_of(
-        some.just("bundled"),
+        some.sampled_from(["bundled", "patterns"]),
         some.sampled_from(["run:best", "run:my run/epoch=3 (1)"]),
         IDS.map("own:{}".format),
     ),
@@ -85,6 +87,8 @@ def test_no_link_raises_and_what_it_yields_can_be_shown(params):
     ("name", "text"),
     [
         ("picture", "sample:../../etc/passwd"),
+        ("picture", "pattern:20"),
+        ("picture", "pattern:5"),
         ("picture", "test:ABCDEF012345"),
         ("picture", "own:<script>"),
         ("model", "run:"),
@@ -185,8 +189,10 @@ def test_heat_is_weaker_than_light_unless_asked():
             layer=3,
         ),
         View(picture="test:{id}", head=7),
+        View(picture="pattern:05", layer=3, head=1),
+        View(picture="test:{id}", model="run:elsewhere", method="raw"),
     ],
-    ids=["first", "sample", "own", "test"],
+    ids=["first", "sample", "own", "test", "pattern", "test picture of a folder"],
 )
 def test_the_snippet_draws_what_the_page_shows(view, tmp_path, page_folders, monkeypatch):
     from synthetic import made, write_classes
@@ -201,16 +207,20 @@ def test_the_snippet_draws_what_the_page_shows(view, tmp_path, page_folders, mon
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     pixels, labels = made(20, 1)
     write_classes(tmp_path / "data" / "test", pixels, labels)
-    monkeypatch.setenv("PATCHLIGHT_DATA", str(tmp_path / "data"))
+    data = "cifar10"
+    if view.model == "run:elsewhere":
+        data = str(tmp_path / "data")
+    else:
+        monkeypatch.setenv("PATCHLIGHT_DATA", str(tmp_path / "data"))
     Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "your-picture.png")
     if view.picture.startswith("own:"):
         view = replace(view, picture=keep_own((tmp_path / "your-picture.png").read_bytes()))
     view = replace(view, picture=view.picture.format(id=picture_id(pixels[7])))
     model, checkpoint = load(BUNDLED)
-    shown = find_picture(view.picture, checkpoint.architecture.img_size, view.fit)
+    shown = find_picture(view.picture, data, checkpoint.architecture.img_size, view.fit)
     page = explain_picture(view, Loaded(model, checkpoint, BUNDLED), shown).lit()
 
-    code = snippet(view, checkpoint.architecture, "assets/weights/vit-cifar10.safetensors")
+    code = snippet(view, checkpoint.architecture, "assets/weights/vit-cifar10.safetensors", data)
     monkeypatch.chdir(tmp_path)
     if view == View():  # once as people run it; the rest in this process, where torch is imported already
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -133,7 +133,7 @@ class Learner:
         """Learn from one batch; `rate` scales the schedule's. Returns the loss, still on the device."""
         x, y, options = self.prepare(step, progress)
         if self.config.dropout:
-            torch.manual_seed(_seed(self.config.seed, step, self.workers.rank))
+            torch.manual_seed(_seed("dropout", self.config.seed, step, self.workers.rank))
         loss = self.backward(x, y, **options)
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
@@ -235,7 +235,7 @@ class Learner:
     def _order_of(self, epoch: int) -> Tensor:
         """(n,) the pictures of an epoch in their order."""
         if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(_seed(self.config.seed, epoch))
+            generator = torch.Generator().manual_seed(_seed("order", self.config.seed, epoch))
             self._order = (epoch, torch.randperm(len(self.images), generator=generator))
         return self._order[1]
 
@@ -245,9 +245,10 @@ class Learner:
         return torch.autocast(self.machine.kind, self.machine.dtype)
 
 
-def _seed(*numbers: int) -> int:
-    """A seed of 63 bits of its own for each row of numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def _seed(what: str, *numbers: int) -> int:
+    """A seed of 63 bits of its own for each purpose and row of numbers."""
+    sequence = np.random.SeedSequence([*what.encode(), *numbers])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def channel_figures(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,6 +13,7 @@ drives the schedule.
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -96,7 +97,10 @@ def resume(run: Run, *, say: Callable[[str], None] = print) -> Outcome:
 
 def _work(run, config, workers, *, preset_name, command, say, resuming, kept=None) -> Outcome:
     if not workers.is_first:
-        return _Session(run, config, workers, None, lambda line: None, preset_name, command).go(kept)
+        try:
+            return _Session(run, config, workers, None, lambda line: None, preset_name, command).go(kept)
+        finally:
+            workers.end()
     lock = hold(run)
     try:
         desk = Desk(run)
@@ -144,11 +148,11 @@ class _Session:
             state, reason = "failed", f"{what}; the last checkpoint is unharmed, and --resume goes on from it"
         except KeyboardInterrupt:
             state, reason = "stopped", "interrupted; what came after the last checkpoint is lost"
-        except RuntimeError as error:
+        except RuntimeError:
             if self.workers.count == 1:
                 raise  # a fault of ours: it is told below, and its traceback stands in the terminal
-            told = str(error).splitlines()[0][:200]
-            state, reason = "failed", f"a worker was lost at step {self.step}; --resume goes on ({told})"
+            traceback.print_exc()  # it may as well be a fault of ours
+            state, reason = "failed", f"a worker was lost at step {self.step}; --resume goes on from before"
         finally:
             error = sys.exception()
             if error is not None:

@@ -3,6 +3,7 @@
     model, checkpoint = load("assets/weights/vit-cifar10.safetensors")
     model, checkpoint = load("tutorial.pth", num_heads=8)     # a plain state dict; see checkpoint.assumed
     save(model, checkpoint, "mine.safetensors", half=True)
+    find_checkpoints(), data_set(checkpoint, path)            # what trainings left, and what they were of
 
 Files are read as strangers' files: nothing is ever unpickled, sizes are taken from the tensors that are
 really there, and whatever does not fit raises CheckpointError with one sentence.
@@ -25,12 +26,16 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from vit.datasets import DataError, find_data
 from vit.device import pick_device
 from vit.files import named_folder, write_whole
 from vit.model import VisualTransformer
+from vit.patterns import CLASSES as PATTERN_CLASSES
+from vit.sources import CLASSES, SPLITS, find_source
 from vit.state_dict import Architecture, describe, fill
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "weights" / "vit-cifar10.safetensors"
+BUNDLED_PATTERNS = BUNDLED.with_name("patterns.safetensors")
 _METADATA_KEY = "patchlight"
 # What the readers raise for a damaged file: which one depends on the byte that is wrong.
 _DAMAGE = (
@@ -102,7 +107,11 @@ def load(
     """
     path = Path(path)
     device = pick_device(None if device is None else str(device))
-    tensors, told = _read(path)
+    for _ in range(3):
+        found_id = file_id(path) if path.is_file() else ""
+        tensors, told = _read(path)
+        if found_id == file_id(path):
+            break  # else a trainer has replaced the file meanwhile: its id would be another's
     overrides = {
         "num_heads": num_heads,
         "img_size": img_size,
@@ -116,7 +125,7 @@ def load(
         model = fill(checkpoint.architecture, tensors)
     except ValueError as error:
         raise CheckpointError(f"{path.name} cannot be used: {error}.") from error
-    checkpoint = replace(checkpoint, name=path.name, id=file_id(path))
+    checkpoint = replace(checkpoint, name=path.name, id=found_id)
     return model.to(device).eval(), checkpoint
 
 
@@ -161,10 +170,24 @@ def runs_folder() -> Path:
 
 
 def find_checkpoints(runs: str | Path | None = None) -> list[Path]:
-    """The safetensors files in the runs folder (PATCHLIGHT_RUNS, else `runs`) and below, newest first."""
+    """The safetensors files in the runs folder (PATCHLIGHT_RUNS, else `runs`), newest run first.
+
+    Those in it, in its folders, and in their `checkpoints`, where the trainer writes; a run's files stay
+    together: best, last, then the newest. What a training resumes from is no checkpoint, and left out.
+    """
     folder = runs_folder() if runs is None else Path(runs)
-    found = [path for pattern in ("*.safetensors", "*/*.safetensors") for path in folder.glob(pattern)]
-    return sorted((p for p in found if p.is_file() and not p.name.startswith(".")), key=_age)
+    found = (p for under in ("", "*/", "*/checkpoints/") for p in folder.glob(f"{under}*.safetensors"))
+    ages = {p: _age(p) for p in found if not p.name.startswith((".", "resume")) and p.is_file()}
+    run_of = {path: path if path.parent == folder else _run_folder(path) for path in ages}
+    youngest: dict[Path, float] = {}
+    for path, age in ages.items():
+        youngest[run_of[path]] = min(age, youngest.get(run_of[path], age))
+
+    def place(path: Path) -> tuple:
+        run = run_of[path]
+        return youngest[run], run, {"best": 0, "last": 1}.get(path.stem, 2), ages[path], path
+
+    return sorted(ages, key=place)
 
 
 def _age(path: Path) -> float:
@@ -172,6 +195,29 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except OSError:  # deleted between listing and asking
         return 0.0
+
+
+def _run_folder(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+
+
+def data_set(checkpoint: Checkpoint, path: str | Path) -> str | None:
+    """What the checkpoint at `path` learned to tell apart, as `load_pictures` takes it; None if unknown.
+
+    "cifar10" or "patterns" by the names of its classes; else the folder that its run directory's config.json
+    names, if that is on this machine and has these classes.
+    """
+    if checkpoint.class_names in (CLASSES, PATTERN_CLASSES):
+        return "cifar10" if checkpoint.class_names == CLASSES else "patterns"
+    try:
+        told = json.loads((_run_folder(Path(path)) / "config.json").read_text(encoding="utf-8"))
+        named = told["config"]["data"]
+        base = find_data(named) if isinstance(named, str) else None
+        sources = [find_source(base, split) for split in SPLITS] if base else []
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, DataError):
+        return None  # a file of others may be missing, or hold anything
+    known = {source.class_names for source in sources if source}
+    return named if checkpoint.class_names in known else None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict]:

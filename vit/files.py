@@ -6,6 +6,7 @@ folder = named_folder(os.environ.get("PATCHLIGHT_RUNS"), Path("runs"))
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -18,9 +19,19 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     try:
         with partial.open("wb") as file:
             write(file)
-        partial.replace(path)
+        _replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _replace(partial: Path, path: Path) -> None:
+    for wait_seconds in (0.01, 0.05, 0.2, 0.5):
+        try:
+            partial.replace(path)
+            return
+        except PermissionError:  # on Windows, while somebody reads the file: it takes them a moment
+            time.sleep(wait_seconds)
+    partial.replace(path)
 
 
 def named_folder(name: str | os.PathLike | None, otherwise: Path) -> Path:

@@ -13,10 +13,10 @@ from vit.page.drawers import drawers
 from vit.page.explained import Explained, explain_picture
 from vit.page.gallery import choose_picture
 from vit.page.models import Loaded, choose_model
-from vit.page.pictures import find_picture
+from vit.page.pictures import find_picture, first_picture, is_of_another_set
 from vit.page.prediction import show_prediction
-from vit.page.session import control, current_view, is_new_session, set_view, tell
-from vit.page.view import FIRST_PICTURE, View
+from vit.page.session import control, current_view, data_before, is_new_session, set_view, tell
+from vit.page.view import View
 
 __all__ = ["explore", "model_choice"]
 
@@ -38,7 +38,10 @@ def model_choice() -> Loaded:
     architecture = loaded.checkpoint.architecture
     if is_first_run and (lacking := current_view().lacking(architecture)):
         st.toast(f"The link's {' and '.join(lacking)}: this model has none such.", icon=":material/link_off:")
-    set_view(current_view().within(architecture))
+    view = current_view().within(architecture)
+    if is_of_another_set(view.picture, loaded.data, data_before(loaded.data)):
+        view = replace(view, picture=first_picture(loaded.data))
+    set_view(view)
     return loaded
 
 
@@ -73,7 +76,7 @@ def _explain(view: View, loaded: Loaded) -> Explained:
     """The view's picture explained, or the first sample with a word on why."""
     size_px = loaded.checkpoint.architecture.img_size
     try:
-        shown = find_picture(view.picture, size_px, view.fit)
+        shown = find_picture(view.picture, loaded.data, size_px, view.fit)
         reason = f"The picture {view.picture} is not on this machine."
     except DataError as error:
         shown, reason = None, str(error)
@@ -86,8 +89,8 @@ def _explain(view: View, loaded: Loaded) -> Explained:
             )
         else:
             tell(st.info, f"{reason} A sample is shown instead.")
-        view = replace(view, picture=FIRST_PICTURE)
-        shown = find_picture(view.picture, size_px, view.fit)
+        view = replace(view, picture=first_picture(loaded.data))
+        shown = find_picture(view.picture, loaded.data, size_px, view.fit)
     return explain_picture(view, loaded, shown)
 
 

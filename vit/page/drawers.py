@@ -100,14 +100,13 @@ def _take_away(explained: Explained) -> None:
         )
     st.markdown("The address of this page is a link to this view." + _link_limits(explained))
     st.markdown("The same picture in Python:")
-    checkpoint = f"assets/weights/{explained.loaded.path.name}"
-    if explained.view.model != "bundled":
-        checkpoint = (
-            explained.loaded.path.as_posix()
-            if explained.view.model.startswith("run:")
-            else "yours.safetensors"
-        )
-    st.code(snippet(explained.view, explained.architecture, checkpoint), language="python")
+    loaded = explained.loaded
+    checkpoint = f"assets/weights/{loaded.path.name}"
+    if explained.view.model.startswith("run:"):
+        checkpoint = loaded.path.as_posix()
+    elif explained.view.model.startswith("own:"):
+        checkpoint = "yours.safetensors"
+    st.code(snippet(explained.view, explained.architecture, checkpoint, loaded.data), language="python")
 
 
 def _link_limits(explained: Explained) -> str:

@@ -1,4 +1,4 @@
-"""Choosing a picture: bundled samples, the whole test set, or one of the visitor's own."""
+"""Choosing a picture: samples or the test set of the model's data set, or one of the visitor's own."""
 
 import base64
 import io
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import streamlit as st
-from PIL import Image
 
 from vit.datasets import DataError, Pictures
 from vit.images import MAX_BYTES, PictureError
 from vit.page import background
 from vit.page.models import Loaded
-from vit.page.pictures import SAMPLES, keep_own, sample_names, test_pictures
+from vit.page.pictures import Labelled, find_labelled, keep_own, labelled, sample_names, test_pictures
 from vit.page.session import change_view, tell
-from vit.page.view import View
+from vit.page.view import View, plain
 
 _ASSETS = Path(__file__).parents[2] / "assets" / "gallery"
 _PAGE = 20  # pictures shown at once
-_PLACES = {"sample": "Samples", "test": "Test set", "own": "Yours"}  # by the kind of picture, as in a link
+# by the kind of picture, as in a link
+_PLACES = {"sample": "Samples", "pattern": "Samples", "test": "Test set", "own": "Yours"}
 
 _grid = st.components.v2.component(
     "patchlight_gallery",
@@ -32,7 +32,7 @@ def choose_picture(view: View, loaded: Loaded) -> None:
     """Draw the gallery; what is chosen in it goes into the view."""
     place = st.segmented_control(
         "Pictures",
-        list(_PLACES.values()),
+        list(dict.fromkeys(_PLACES.values())),
         default=_PLACES[view.picture.partition(":")[0]],
         required=True,
         key="gallery_place",
@@ -44,7 +44,12 @@ def choose_picture(view: View, loaded: Loaded) -> None:
     elif place == _PLACES["own"]:
         _from_visitor()
     else:
-        _pick("samples", "Sample pictures", view.picture, _sample_items())
+        names = sample_names(loaded.data)
+        _pick("samples", "Sample pictures", view.picture, _sample_items(loaded.data, names))
+        if loaded.data == "patterns":
+            st.caption("Made by code: only the pattern on the object tells its class.")
+        elif loaded.data_set != "cifar10" and names[0].startswith("sample:"):
+            st.caption("This model's own test pictures are not on this machine: these are CIFAR-10's.")
 
 
 def _pick(key: str, label: str, chosen: str, items: list[dict]) -> None:
@@ -58,26 +63,27 @@ def _pick(key: str, label: str, chosen: str, items: list[dict]) -> None:
     _grid(key=key, data={"label": label, "chosen": chosen, "items": items}, on_picked_change=picked)
 
 
-@st.cache_data(show_spinner=False)
-def _sample_items() -> list[dict]:
-    return [
-        {
-            "id": f"sample:{name}",
-            "label": name.partition("_")[0],
-            "src": _data_uri((SAMPLES / f"{name}.png").read_bytes()),
-        }
-        for name in sample_names()
-    ]
+@st.cache_data(max_entries=8, show_spinner=False)
+def _sample_items(data: str, names: list[str]) -> list[dict]:
+    found = ((name, find_labelled(name, data)) for name in names)
+    return [_item(name, each, each.class_name) for name, each in found if each]
+
+
+def _item(name: str, found: Labelled, label: str) -> dict:
+    file = io.BytesIO()
+    found.picture.save(file, "PNG")
+    src = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"id": name, "label": label, "src": src}
 
 
 def _from_test_set(view: View, loaded: Loaded) -> None:
     try:
-        pictures = test_pictures()
+        pictures = test_pictures(loaded.data)
     except DataError as error:
         tell(st.error, f"{error} The samples and your own pictures still work.")
         return
     if pictures is None:
-        _how_to_get_the_data()
+        _how_to_get_the_data(loaded.data)
         return
     kind = st.selectbox(
         "Class", ["all classes", *pictures.class_names], key="gallery_class", persist_state="session"
@@ -98,7 +104,7 @@ def _from_test_set(view: View, loaded: Loaded) -> None:
         reason = "This model makes no mistakes here" if only_mistakes else "The test set has none of these"
         st.caption(f"{reason}. Choose another class.")
         return
-    filters = f"{kind}_{st.session_state['gallery_mistakes']}_{len(rows)}"
+    filters = f"{pictures.digest[:12]}_{kind}_{st.session_state['gallery_mistakes']}_{len(rows)}"
     _page_of(rows, filters, view, pictures)
 
 
@@ -129,14 +135,18 @@ def _page_of(rows: np.ndarray, filters: str, view: View, pictures: Pictures) -> 
 def _test_items(pictures: Pictures, rows: np.ndarray) -> list[dict]:
     items = []
     for row in rows.tolist():
-        file = io.BytesIO()
-        Image.fromarray(np.asarray(pictures.images[row])).save(file, "PNG")
-        label = f"{pictures.class_names[int(pictures.labels[row])]}, number {row + 1:,}"
-        items.append({"id": f"test:{pictures.ids[row]}", "label": label, "src": _data_uri(file.getvalue())})
+        found = labelled(pictures, row)
+        items.append(_item(f"test:{pictures.ids[row]}", found, f"{found.class_name}{found.which}"))
     return items
 
 
-def _how_to_get_the_data() -> None:
+def _how_to_get_the_data(data: str) -> None:
+    if data != "cifar10":
+        st.caption(
+            f"The folder {plain(data)}, which this model learned from, holds no test pictures: put some into "
+            "its folder test, in one folder for each class."
+        )
+        return
     st.caption("The 10,000 test pictures of CIFAR-10 are not on this machine. The samples work without them.")
     with st.popover("How to get the test set", icon=":material/download:", width="stretch"):
         st.markdown("Run this once on the machine that hosts the page (23 MB), then reload:")
@@ -188,7 +198,3 @@ def _from_visitor() -> None:
         st.session_state["last_upload"] = file.file_id, problem
     if problem:  # as long as the file is listed
         tell(st.error, problem)
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

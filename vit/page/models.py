@@ -1,4 +1,4 @@
-"""Which model the page looks into: the bundled one, checkpoints under the runs folder, or an uploaded file.
+"""Which model the page looks into: the bundled ones, checkpoints under the runs folder, or an uploaded file.
 
 Models are shared by all sessions, in eval mode and never changed.
 """
@@ -9,12 +9,21 @@ from pathlib import Path
 
 import streamlit as st
 
-from vit.checkpoint import BUNDLED, Checkpoint, CheckpointError, find_checkpoints, load, runs_folder
+from vit.checkpoint import (
+    BUNDLED,
+    BUNDLED_PATTERNS,
+    Checkpoint,
+    CheckpointError,
+    data_set,
+    find_checkpoints,
+    load,
+    runs_folder,
+)
 from vit.datasets import cache_folder
 from vit.files import write_whole
 from vit.model import VisualTransformer
 from vit.page.session import change_view, control, current_view, tell
-from vit.page.view import BUNDLED_MODEL
+from vit.page.view import BUNDLED_MODEL, PATTERNS_MODEL
 
 _MAX_UPLOAD_MB = 200
 _UPLOADS_KEPT = 5  # on disk, for all sessions; the oldest are deleted
@@ -27,6 +36,7 @@ class Loaded:
     model: VisualTransformer
     checkpoint: Checkpoint
     path: Path
+    data_set: str | None = None  # what it learned to tell apart, as `load_pictures` takes it
     problem: str = ""  # why this model is shown instead of the one asked for
 
     @property
@@ -35,6 +45,11 @@ class Loaded:
         architecture, accuracy = self.checkpoint.architecture, self.checkpoint.accuracy
         line = f"{architecture.num_layers} layers × {architecture.num_heads} heads"
         return line if accuracy is None else f"{line}, test accuracy {accuracy:.1%}".replace("%", " %")
+
+    @property
+    def data(self) -> str:
+        """Whose pictures are offered with it: its own data set's, else CIFAR-10's."""
+        return self.data_set or "cifar10"
 
     @property
     def device(self) -> str:
@@ -57,7 +72,7 @@ def choose_model() -> Loaded:
         problem = f"{error} The bundled model is shown instead."
         change_view(model=BUNDLED_MODEL)
         loaded = _load(BUNDLED_MODEL)
-    options = [BUNDLED_MODEL, *_run_names()]
+    options = [BUNDLED_MODEL, *([PATTERNS_MODEL] if BUNDLED_PATTERNS.is_file() else []), *_run_names()]
     if (chosen := current_view().model) not in options:
         options.append(chosen)
     upload_names = st.session_state.setdefault("upload_names", {})
@@ -96,6 +111,10 @@ def find_file(model: str) -> Path:
         if path.is_file():
             return path
         raise CheckpointError("This link shows an uploaded checkpoint that is not here: upload it again.")
+    if kind == PATTERNS_MODEL:
+        if BUNDLED_PATTERNS.is_file():
+            return BUNDLED_PATTERNS
+        raise CheckpointError("The model for made patterns is not on this machine.")
     return BUNDLED
 
 
@@ -116,7 +135,7 @@ def _load_file(path: str, changed_ns: int, size_bytes: int) -> Loaded:
         raise CheckpointError(
             f"{checkpoint.name} takes pictures of {channels} channels; a picture has 3, or 1 of grey."
         )
-    return Loaded(model.requires_grad_(False), checkpoint, Path(path))
+    return Loaded(model.requires_grad_(False), checkpoint, Path(path), data_set(checkpoint, path))
 
 
 def _upload() -> str | None:
@@ -166,12 +185,19 @@ def _run_names() -> list[str]:
 
 
 def _run_name(path: Path) -> str:
-    """`run:NAME` or `run:FOLDER/NAME`, without the ending."""
-    return "run:" + path.relative_to(runs_folder()).with_suffix("").as_posix()
+    """`run:NAME` or `run:FOLDER/NAME`, without the ending; also for FOLDER/checkpoints/NAME."""
+    folder, name = path.relative_to(runs_folder()).parent, path.stem
+    if len(folder.parts) == 2:
+        folder = folder.parent
+    elif (path.parent / "checkpoints" / path.name).is_file():
+        name = path.name  # the short name is the trainer's file
+    return f"run:{(folder / name).as_posix()}"
 
 
 def _label(model: str, upload_names: dict[str, str]) -> str:
     if model == BUNDLED_MODEL:
         return "Bundled ViT for CIFAR-10"
+    if model == PATTERNS_MODEL:
+        return "Bundled ViT for patterns"
     kind, _, key = model.partition(":")
     return key if kind == "run" else upload_names.get(model, f"Upload {key[:6]}")

@@ -20,6 +20,8 @@ def show_prediction(explained: Explained) -> None:
     verdict = f"**{plain(explained.class_name)}** {percent(probability)}"
     if (truth := explained.shown.true_class) is not None:
         mark = ":material/check:" if truth == explained.class_name else ":material/close:"
+        if truth not in explained.loaded.checkpoint.class_names:
+            mark = ""  # a model cannot be wrong about classes that it was never told of
         verdict += f" &nbsp; {mark} true label: {plain(truth)}"
     st.markdown(verdict)
     st.plotly_chart(

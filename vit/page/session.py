@@ -11,6 +11,7 @@ import streamlit as st
 from vit.page.view import View, plain
 
 _KEY = "view"
+_DATA_KEY = "data_set"
 
 
 def tell(show, text: str) -> None:
@@ -52,6 +53,13 @@ def set_view(view: View) -> None:
             st.query_params[name] = wanted[name]
         elif name in shown and name not in wanted:
             del st.query_params[name]
+
+
+def data_before(data: str) -> str | None:
+    """The data set whose pictures were offered at the run before, None at the first; keeps this one."""
+    before = st.session_state.get(_DATA_KEY)
+    st.session_state[_DATA_KEY] = data
+    return before
 
 
 def control(widget, field: str, *args, to_widget=None, from_widget=None, **options):

@@ -19,12 +19,17 @@ from vit.words import sentence
 
 FIRST_PICTURE = "sample:frog_07"
 BUNDLED_MODEL = "bundled"
+PATTERNS_MODEL = "patterns"
+PATTERN_SAMPLES = 20  # pattern:00 to pattern:19 are the first made test pictures
 PICTURE_PX = 672  # the large picture's longer side: 21 x 32, so that a small picture's pixels stay equal
 
 
 @dataclass(frozen=True)
 class View:
-    """One state of the page. Pictures: sample:NAME, test:ID, own:ID; models: bundled, run:PATH, own:ID."""
+    """One state of the page.
+
+    Pictures: sample:NAME, pattern:NN, test:ID, own:ID; models: bundled, patterns, run:PATH, own:ID.
+    """
 
     picture: str = FIRST_PICTURE
     model: str = BUNDLED_MODEL
@@ -162,9 +167,9 @@ def _count_from_one(text: str) -> int:
 
 
 _PARAMS: dict[str, _Param] = {
-    "picture": _matching(r"sample:[a-z]+_[0-9]{2}|(test|own):[0-9a-f]{12}"),
+    "picture": _matching(r"sample:[a-z]+_[0-9]{2}|pattern:[01][0-9]|(test|own):[0-9a-f]{12}"),
     # a run's name is only ever compared with the names of the files that are there
-    "model": _matching(r"bundled|own:[0-9a-f]{12}|run:.{1,300}"),
+    "model": _matching(r"bundled|patterns|own:[0-9a-f]{12}|run:.{1,300}"),
     "method": _one_of(*METHODS),
     "looked_at": _flag("yes"),
     "layer": _Param(_count_from_one, lambda layer: str(layer + 1)),
@@ -179,8 +184,11 @@ _PARAMS: dict[str, _Param] = {
 }
 
 
-def snippet(view: View, architecture: Architecture, checkpoint: str) -> str:
-    """Python that draws what the page shows, run from the repository's folder; `checkpoint` is a file."""
+def snippet(view: View, architecture: Architecture, checkpoint: str, data: str = "cifar10") -> str:
+    """Python that draws what the page shows, run from the repository's folder.
+
+    `checkpoint` is a file, `data` is where a picture test:ID is from, as `load_pictures` takes it.
+    """
     usual = {
         "method": "rollout",
         "token": 0,
@@ -200,10 +208,17 @@ def snippet(view: View, architecture: Architecture, checkpoint: str) -> str:
     if kind == "test":
         imports = "from PIL import Image\n\nimport vit\nfrom vit.datasets import load_pictures"
         opened = (
-            f"pictures = load_pictures()\n"
+            f"pictures = load_pictures({'' if data == 'cifar10' else repr(data)})\n"
             f"picture = Image.fromarray(pictures.images[pictures.index_of({key!r})])"
         )
+    if kind == "pattern":
+        imports = "from PIL import Image\n\nimport vit"
+        opened = (
+            f'made = make_patterns({PATTERN_SAMPLES}, SEED, split="test")\n'
+            f"picture = Image.fromarray(made.images[{int(key)}])"
+        )
     overlay, framing = "Style, draw, png_bytes", ""
+    patterns = "\nfrom vit.patterns import SEED, make_patterns" if kind == "pattern" else ""
     if view.token != "cls":
         row, column = (int(number) - 1 for number in view.token.split(","))
         overlay = "Style, draw, outline, png_bytes"
@@ -212,7 +227,7 @@ def snippet(view: View, architecture: Architecture, checkpoint: str) -> str:
 
 {imports}
 from vit.images import framed, to_array
-from vit.overlay import {overlay}
+from vit.overlay import {overlay}{patterns}
 
 model, checkpoint = vit.load({checkpoint!r})
 {opened}
