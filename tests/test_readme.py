@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from train.__main__ import build_parser
+from train.__main__ import main as train_main
+from train.bench import GOALS as TRAIN_GOALS
+from train.config import preset
 from vit.__main__ import main
 from vit.bench import GOALS
-from vit.checkpoint import BUNDLED, load
+from vit.checkpoint import BUNDLED, BUNDLED_PATTERNS, load
 from vit.evaluate import kept_predictions, shipped_path, wilson_interval
+from vit.patterns import SEED, make_patterns
+from vit.truth import mass_lines, object_mass
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
-NEED_DATA_OR_TIME = ("python -m vit evaluate", "python -m vit bench")  # tests of their own, or too long
+# Those have tests of their own, need a data set, or take too long.
+NEED_DATA_OR_TIME = ("python -m vit evaluate", "python -m vit bench")
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def test_the_first_thing_is_a_picture_of_the_app_and_then_two_commands():
 def test_every_command_line_runs(fresh_folder, capsys):
     ran = 0
     for command in dict.fromkeys(COMMANDS):
-        if not command.startswith("python -m vit") or command in NEED_DATA_OR_TIME:
+        if not command.startswith("python -m vit") or command.startswith(NEED_DATA_OR_TIME):
             continue
         words = shlex.split(command)[3:]
         words = [p for w in words for p in (sorted(map(str, Path().glob(w))) if "*" in w else [w])]
@@ -78,9 +85,39 @@ def test_the_figures_of_the_bundled_model_are_those_of_its_file():
 
 
 def test_the_benchmark_s_table_is_whole_and_of_this_version():
-    table = re.search(r"```\n(cpu, .*?)```", README, re.S)[1]
+    table = re.search(r"```\n(cpu, [^`]*plain forward.*?)```", README, re.S)[1]
     for (_, row), goal in GOALS.items():
         assert re.search(rf"{re.escape(row)} +[\d.]+ +[\d.]+ +goal <= {goal:g} ", table), row
+
+
+def test_every_training_command_can_be_said(capsys):
+    said = [shlex.split(c)[3:] for c in COMMANDS if c.startswith("python -m train")]
+    said += [shlex.split(c.partition(" -m train ")[2]) for c in COMMANDS if c.startswith("torchrun")]
+    assert {words[0] for words in said} >= {"run", "report"}
+    for words in said:
+        if "--help" in words:
+            assert train_main(words[:0]) == 0
+            continue
+        args = build_parser().parse_args(words)
+        changes = {n[4:]: v for n, v in vars(args).items() if n.startswith("set_") and v is not None}
+        if words[0] == "run" and not args.resume:
+            assert preset(args.preset, **changes)
+
+
+def test_the_training_benchmark_is_whole_and_of_this_version():
+    table = re.search(r"```\n(cpu, [^`]*plain script.*?)```", README, re.S)[1]
+    for row, (ratio, _) in TRAIN_GOALS.items():
+        assert re.search(rf"{re.escape(row)} +float32 .*ratio >= {ratio:g} (held|MISSED)", table), row
+
+
+def test_the_weight_on_the_object_and_the_demo_s_accuracy_are_those_of_the_bundled_model():
+    made = make_patterns(1000, SEED, split="test")
+    model, checkpoint = load(BUNDLED_PATTERNS, device="cpu")
+    printed = mass_lines(object_mass(model, checkpoint, made.images, made.masks))
+    assert "\n".join(printed) in README
+    assert f"right for {checkpoint.accuracy:.2%}".replace("%", " %") in README
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{parameters:,} parameters on made patterns" in README
 
 
 def test_every_file_of_the_list_is_there():

@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("--device", metavar="D", help="cuda, mps or cpu; default: the first of these")
 
     bench = command("bench", "Images per second of training steps, and the machine's limit.", _bench, "bench")
-    bench.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
+    bench.add_argument("--rounds", type=int, default=7, metavar="N", help="default: 7")
     bench.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 

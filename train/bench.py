@@ -1,12 +1,12 @@
 """What `python -m train bench` measures: each preset's step beside a plain script's and the machine's limit.
 
-    for line in bench_lines(bench(rounds=5)): print(line)
+    for line in bench_lines(bench(rounds=7)): print(line)
 
 A step is forward, backward and AdamW on one batch of 128 that lies ready. What a preset does beside it, to
 vary the pictures, for Muon instead of AdamW, for the average of the weights, stands in columns of its own, as
 shares of that step. Machines drift, so every round times every row once, and a ratio is the median over
 rounds of the plain step's time by the row's in the same round. The limit is the best rate of float32 products
-over five shapes of this model, timed in the same rounds. About three minutes on two CPU cores.
+over five shapes of this model, timed in the same rounds. About two minutes on two CPU cores.
 """
 
 import time
@@ -52,7 +52,7 @@ class Bench:
     device: str
     threads: int
     torch: str
-    limit_gflops: float
+    limit_gflops: float  # median over rounds
     rounds: int
     rows: tuple[Row, ...]
 
@@ -71,7 +71,7 @@ class _Work:
     average: Callable[[], object] | None = None
 
 
-def bench(rounds: int = 5, *, device: str | None = None, progress=None) -> Bench:
+def bench(rounds: int = 7, *, device: str | None = None, progress=None) -> Bench:
     """Measure. ValueError for fewer than one round, or a device that is not here."""
     if rounds < 1:
         raise ValueError(f"a whole number of rounds from 1 is needed, not {rounds}")
@@ -109,15 +109,14 @@ def bench(rounds: int = 5, *, device: str | None = None, progress=None) -> Bench
             progress(done + 1, rounds + 1, "rounds")
     # the first round warms up: memory is taken, kernels are chosen
     times = {key: values[1:] for key, values in seconds.items()}
-    limit = max(limits[1:])
     plain = times[PLAIN, "float32", "step"]
     return Bench(
         machine.device,
         machine.threads,
         machine.torch,
-        limit,
+        median(limits[1:]),
         rounds,
-        tuple(_row(row, times, plain, limit) for row in rows),
+        tuple(_row(row, times, plain, limits[1:]) for row in rows),
     )
 
 
@@ -224,7 +223,7 @@ def _ours(what, config, machine, images, labels, progress: float) -> _Work:
     )
 
 
-def _row(row: _Work, times: dict, plain: list[float], limit: float) -> Row:
+def _row(row: _Work, times: dict, plain: list[float], limits: list[float]) -> Row:
     step = times[row.what, row.precision, "step"]
 
     def share(part: str) -> float | None:
@@ -239,7 +238,7 @@ def _row(row: _Work, times: dict, plain: list[float], limit: float) -> Row:
         row.precision,
         BATCH / median(step),
         median(a / b for a, b in zip(plain, step, strict=True)),
-        None if row.gflop is None else row.gflop / median(step) / limit,
+        row.gflop and median(row.gflop / a / limit for a, limit in zip(step, limits, strict=True)),
         share("augment"),
         None if muon is None else muon - adamw,
         share("average"),
