@@ -14,6 +14,7 @@ from pathlib import Path
 
 from train.config import EXPECTED, PRESETS, TrainConfig, preset
 from train.runs import Run, RunError
+from vit.arguments import Parser
 from vit.checkpoint import runs_folder
 from vit.device import pick_device
 from vit.download import DataError
@@ -34,18 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, *args, **options):
-        super().__init__(
-            *args, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
-        )
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows how it is used)\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m train", description="Train a Vision Transformer, and see how it went.")
+    parser = Parser(prog="python -m train", description="Train a Vision Transformer, and see how it went.")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 

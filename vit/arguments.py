@@ -12,7 +12,9 @@ from pathlib import Path
 _DATA = "DIR|patterns|cifar10"
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Ends bad input with one line and exit code 2; shows help as it was written."""
+
     def __init__(self, *args, **options):
         super().__init__(
             *args, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
@@ -24,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Its `args.command` is the command's name, or None; `args.prog` and `args.default` are the command's."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m vit",
         description="See where a Vision Transformer looks.",
         epilog=_examples("explain cat.png --out cat-explained.png", "evaluate", "info", "explain --help"),
