@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from train import film, loop
 from train.__main__ import main
 from train.learner import Learner
 from train.loop import resume, start
-from train.runs import Run, load_resume, read_config, read_metrics, read_status
+from train.runs import Run, RunError, load_resume, read_config, read_metrics, read_status
 
 ROOT = Path(__file__).parents[1]
 STEPS = 2 * STEPS_PER_EPOCH
@@ -273,7 +274,7 @@ def test_of_a_data_set_only_the_training_split_is_asked_for(pictures, tmp_path, 
     monkeypatch.setattr(loop, "load_pictures", asking)
     for data in ("cifar10", "patterns"):
         start(Run(tmp_path / data), small(Path(data), epochs=1), say=quiet)
-    assert asked == [("cifar10", "train"), ("patterns", "train")]
+    assert set(asked) == {("cifar10", "train"), ("patterns", "train")}
 
 
 def test_learning_and_judging_share_no_picture(pictures, tmp_path, monkeypatch):
@@ -462,6 +463,75 @@ def test_a_paused_run_can_be_stopped(pictures, tmp_path, monkeypatch):
     assert (outcome.state, outcome.step) == ("stopped", 4)
     assert (read_status(run).step, read_status(run).epoch) == (4, 4 / STEPS_PER_EPOCH)
     assert not run.pause_file.exists()
+
+
+def test_a_new_run_wants_a_folder_of_its_own(pictures, tmp_path):
+    for name in ("metrics.jsonl", "holiday.jpg", "checkpoints"):
+        run = Run(tmp_path / name.partition(".")[0])
+        run.root.mkdir()
+        (run.root / name).write_bytes(b"mine")
+        with pytest.raises(RunError, match="holds other files"):
+            start(run, small(pictures, epochs=1), say=quiet)
+        assert [path.name for path in run.root.iterdir()] == [name]
+        assert (run.root / name).read_bytes() == b"mine"
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(RunError, match="is a file"):
+        start(Run(tmp_path / "file"), small(pictures, epochs=1), say=quiet)
+    with pytest.raises(RunError, match="inside the pictures"):
+        start(Run(pictures / "train" / "run"), small(pictures, epochs=1), say=quiet)
+    assert not (pictures / "train" / "run").exists()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_is_deleted_while_it_is_used_ends_the_run(pictures, tmp_path, again):
+    """And what somebody else puts there in the meantime is left alone."""
+    run = Run(tmp_path / "run")
+
+    def delete(line):
+        if "step 9," in line:
+            shutil.rmtree(run.root)
+            if again:
+                run.root.mkdir()
+                (run.root / ".lock").touch()
+
+    config = small(pictures, epochs=30.0, evaluations=30, checkpoint_steps=5)
+    outcome = start(run, config, say=delete)
+    assert outcome.state == "failed"
+    assert "deleted or replaced" in outcome.reason
+    left = [path.name for path in run.root.iterdir()] if run.root.exists() else []
+    assert left == [".lock"] * again
+
+
+def test_what_has_nothing_to_go_on_from_is_not_trained_again(pictures, tmp_path):
+    run = Run(tmp_path / "run")
+    start(run, small(pictures, epochs=1), say=quiet)
+    for name in ("resume", "resume.prev"):
+        run.checkpoint(name).unlink(missing_ok=True)
+    before = run.checkpoint("last").read_bytes()
+    outcome = resume(run, say=quiet)
+    assert outcome.state == "failed"
+    assert "resume files are gone" in outcome.reason
+    assert run.checkpoint("last").read_bytes() == before
+
+
+def test_another_split_is_not_gone_on_with(pictures, tmp_path):
+    run = Run(tmp_path / "run")
+    start(run, small(pictures, epochs=1), say=quiet)
+    kept = json.loads(run.config_file.read_text())
+    kept["config"]["holdout"] = 0
+    run.config_file.write_text(json.dumps(kept))
+    outcome = resume(run, say=quiet)
+    assert outcome.state == "failed"
+    assert "held out" in outcome.reason
+
+
+def test_attention_of_another_run_is_not_gone_on_with(pictures, tmp_path):
+    run, lines = Run(tmp_path / "run"), []
+    start(run, small(pictures, epochs=1), say=quiet)
+    found = film.load(run.film_file)
+    film.save(replace(found, pictures=255 - found.pictures), run.film_file)
+    assert resume(run, say=lines.append).state == "finished"
+    assert any("that of another run" in line for line in lines)
 
 
 def test_files_from_before_do_not_stop_a_run(pictures, tmp_path):

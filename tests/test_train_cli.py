@@ -209,11 +209,11 @@ def test_a_run_without_a_name_gets_one_and_says_it(folders, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"The run is in {made}"
 
 
-def test_a_run_that_fails_is_1(folders, capsys):
+def test_pictures_that_are_not_there_are_bad_input(folders, capsys):
     words = ["run", "--data", str(folders / "nothing"), "--device", "cpu", "--out", "mine"]
-    assert main(words) == 1
-    assert "There is no folder" in json.loads(Path("mine/status.json").read_text())["reason"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("Failed at step 0: There is no folder")
+    assert main(words) == 2
+    assert not Path("mine").exists()
+    assert "There is no folder" in capsys.readouterr().err
 
 
 def test_the_module_runs_as_a_command(folders):

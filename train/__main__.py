@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         return args.work(args, words)
+    except KeyboardInterrupt:
+        print("Stopped; no half-written file was left.", file=sys.stderr)
+        return 130
     except (RunError, DataError, ValueError, OSError) as error:
         print(f"{args.prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -104,6 +107,8 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
         name = args.preset or "fast"
         asked = changes.get("device", "auto")
         device = pick_device(None if asked == "auto" else asked).type
+        if changes.get("data", "cifar10") not in ("cifar10", "patterns", ""):
+            changes["data"] = str(Path(changes["data"]).expanduser().resolve())  # to be found from anywhere
         config = preset(name, device, **changes)
         out = Path(args.out) if args.out else runs_folder() / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         command = shlex.join(["python", "-m", "train", *words])

@@ -106,6 +106,8 @@ class TrainConfig:
             raise ValueError("a run is as long as epochs or minutes say: set one of them, the other to 0")
         if self.fit_epochs and not self.minutes:
             raise ValueError("fit_epochs turns minutes into epochs: set minutes")
+        if 0 < self.keep_every < 1:
+            raise ValueError(f"keep_every is 0 or at least 1, not {self.keep_every:g}")
         self.architecture(num_classes=2)
         self.optim(), self.schedule_shape()
         patches = (32 // self.patch_size) ** 2

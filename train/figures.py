@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from vit.overlay import png_bytes
 
+_LEAST_SPAN = 1e-30  # of values: smaller ones are the noise of an even line
 _MOST_POINTS = 400  # of one line: a chart some 350 px wide shows no more
 # Shown some 350 px wide, on a phone or three in a row: 13 units of text are then about 11 px.
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 420, 240, 56, 12, 12, 40
@@ -47,8 +48,8 @@ def curve(title: str, series: Sequence[Series], *, percent: bool = False) -> Mar
     low, high = (0.0, 1.0) if percent else (float(values.min()), float(values.max()))
     if low < 0.3 * high or high - low <= 1e-9 * abs(high):  # a zero that is near belongs on the axis
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
-        high = 1.0
+    if high - low < _LEAST_SPAN:
+        low, high = 0.0, 1.0
     rows = _ticks(low, high)
     low, high = min(low, rows[0]), max(high, rows[-1])
     first, last = 0.0, max(float(steps.max()), 1.0)
@@ -279,8 +280,9 @@ shaded by their share of the row, mistakes by their number beside the most frequ
 
 <h2>Attention before and after</h2>
 {% if attention.why_not is defined %}{{ missing(attention.why_not) }}{% else %}
-<p>Where CLS, the token that answers, reads from: rollout of all layers, drawn as light on the picture, each
-on its own scale. Attention is not a full explanation: it shows where the model looks, not why it decides.</p>
+<p>Where CLS, the token that answers, reads from: attention of the last layer, mean of all heads, drawn as
+light on the picture, each on its own scale. Attention is not a full explanation: it shows where the model
+looks, not why it decides.</p>
 <ul class="probes">{% for row in attention.rows %}
 <li><figure><img src="{{ row.pixels | png }}" alt="{{ row.truth }}, as the model sees it">
 <figcaption><b>{{ row.truth }}</b></figcaption></figure>

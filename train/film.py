@@ -150,6 +150,15 @@ def record(
     )
 
 
+def same_pictures(one: Film, other: Film) -> bool:
+    """Whether two films are of the same pictures and classes: those of one run are."""
+    return (
+        np.array_equal(one.pictures, other.pictures)
+        and np.array_equal(one.labels, other.labels)
+        and np.array_equal(one.class_names, other.class_names)
+    )
+
+
 def cut(film: Film, step: int) -> Film:
     """The film up to and with `step`: what a run resumed there has filmed."""
     stays = film.steps <= step

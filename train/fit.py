@@ -43,10 +43,10 @@ def fit_epochs(
     seconds_per_epoch = (
         learner.batch * learner.steps_per_epoch * (full / rates[1.0] + (1 - full) / rates[0.0])
     )
-    epochs = workers.agree(max(seconds / seconds_per_epoch, 1 / learner.steps_per_epoch))[0]
-    epochs = round(epochs, 3)
+    steps = workers.agree(max(1.0, seconds / seconds_per_epoch * learner.steps_per_epoch // 1))[0]
+    epochs = steps / learner.steps_per_epoch
     with_all = f", {rates[1.0]:,.0f} with all patches" if full < 1 else ""
     said = (
-        f"Measured {rates[0.0]:,.0f} images/s{with_all}: {epochs:g} epochs fit into what is left of the time"
+        f"Measured {rates[0.0]:,.0f} images/s{with_all}: {epochs:.4g} epochs fit into the time that is left"
     )
     return epochs, said

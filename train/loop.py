@@ -4,7 +4,8 @@
     outcome = resume(Run(Path("runs/mine")))
     outcome.state                      # finished, stopped or failed; status.json says the same
 
-Only training pictures are opened here: the test set is for `vit evaluate` and `train report`, at the end.
+The test set is never opened here: it is for `vit evaluate` and `train report`, at the end. (Of the bundled
+samples, which happen to be test pictures, attention is filmed; nothing is decided by them.)
 With `epochs` the number of steps is fixed, and a resumed run ends with the weights of one never touched, to
 the bit, on the same CPU with as many threads. With `minutes` the share of that time which steps have taken
 drives the schedule.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -39,6 +41,8 @@ from train.runs import (
     is_full_disk,
     load_resume,
     read_config,
+    read_metrics,
+    require_new,
     save_resume,
     write_json,
 )
@@ -47,6 +51,7 @@ from train.workers import Workers
 from vit.checkpoint import save
 from vit.datasets import holdout_indices, load_pictures
 from vit.download import DataError
+from vit.progress import Bar
 
 MOST_ROLLBACKS = 3
 RATE_AFTER_ROLLBACK = 0.5
@@ -76,8 +81,12 @@ def start(
 ) -> Outcome:
     """Begin a run in an empty or new directory. RunError where one is there already, or is at work."""
     workers = Workers.start(config.device)
-    if workers.is_first and run.is_begun:
-        raise RunError(f"{run.root} holds a run: add --resume to go on with it, or choose another --out")
+    if workers.is_first:
+        require_new(run)
+    if Path(config.data).is_dir() and run.root.resolve().is_relative_to(Path(config.data).resolve()):
+        raise RunError(f"{run.root} lies inside the pictures of {config.data}: choose another --out")
+    with Bar() as progress:  # before anything is written: most mistakes are made here
+        load_pictures(config.data, "train", progress=progress if workers.is_first else None)
     return _work(run, config, workers, preset_name=preset_name, command=command, say=say, resuming=False)
 
 
@@ -103,11 +112,14 @@ def _work(run, config, workers, *, preset_name, command, say, resuming, kept=Non
             workers.end()
     lock = hold(run)
     try:
+        if not resuming:
+            require_new(run)  # another may have begun and ended since it was first asked
         desk = Desk(run)
 
         def tell(line: str) -> None:
             say(line)
-            append_line(run.log_file, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
+            if desk.is_ours:
+                append_line(run.log_file, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
 
         return _Session(run, config, workers, desk, tell, preset_name, command).go(kept if resuming else None)
     finally:
@@ -145,7 +157,8 @@ class _Session:
             what = (
                 "the disk is full" if is_full_disk(error) else f"a file cannot be read or written ({error})"
             )
-            state, reason = "failed", f"{what}; the last checkpoint is unharmed, and --resume goes on from it"
+            unharmed = "; the last checkpoint is unharmed, and --resume goes on from it"
+            state, reason = "failed", what + (unharmed if has_resume(self.run) else "")
         except KeyboardInterrupt:
             state, reason = "stopped", "interrupted; what came after the last checkpoint is lost"
         except RuntimeError:
@@ -216,8 +229,14 @@ class _Session:
         if differs and self.desk:
             changes = ", ".join(f"{name} was {was.get(name)}, is {now[name]}" for name in differs)
             self.say(f"Not to the bit as it would have been: {changes}")
-        if has_resume(self.run):  # else it was killed before its first checkpoint: nothing was learnt yet
+        facts = kept.get("data", {})
+        if (facts.get("pictures"), facts.get("held_out")) != (len(self.learner.images), len(self.held)):
+            raise Failure("other pictures would be held out than when this run began: its settings changed")
+        if has_resume(self.run):
             self._load()
+        elif read_metrics(self.run):
+            raise Failure(f"{self.run.root} has nothing to go on from: its resume files are gone")
+        # else it was killed before its first checkpoint: nothing was learnt yet
         if self.desk:
             self.say(f"Resuming from step {self.step:,}")
 
@@ -241,7 +260,7 @@ class _Session:
         self.say(
             f"{self.pictures.name}: {trained_on:,} pictures to learn from, {len(self.held):,} held out; "
             f"{length} of {self.learner.batch} pictures on {self.machine.device}, {self.machine.precision}, "
-            f"{self.machine.threads} threads, seed {self.config.seed}"
+            f"threads {self.machine.threads}, seed {self.config.seed}"
         )
 
     def _open_film(self, kept: dict | None) -> None:
@@ -249,7 +268,10 @@ class _Session:
         self.film = film.empty(images, labels, self.pictures.class_names)
         if kept is not None and self.run.film_file.is_file():
             try:
-                self.film = film.load(self.run.film_file)
+                found = film.load(self.run.film_file)
+                if not film.same_pictures(found, self.film):
+                    raise ValueError("The recording of attention is that of another run.")
+                self.film = found
             except ValueError as error:
                 self.say(f"{error} A new one begins here.")
 
@@ -302,6 +324,8 @@ class _Session:
                 continue
             loss = self.losses.item() / self.window_steps
             clock.pause()
+            if self.desk:
+                self.desk.require_ours()
             trouble = self._trouble(loss)
             if trouble:
                 self._roll_back(trouble, learner.schedule.lr_scale(middle) * rate)
@@ -417,6 +441,7 @@ class _Session:
         """What people look into, then what the run goes on from: killed in between, it writes both again."""
         if not self.desk:
             return
+        self.desk.require_ours()
         facts = {
             "step": self.step, "seconds": self.seconds, "rollbacks": self.rollbacks, "best": self.best,
             "val_accuracy": self.val_accuracy,

@@ -2,7 +2,7 @@
 
     write_report(Path("runs/demo"))                # runs/demo/report.html: no network, no scripts, one file
 
-Here, and only here, the test set is opened, once, when the run is over: whatever the trainer chose, it chose
+Here the test set is opened, once, when the run is over: whatever the trainer chose, it chose
 by held-out training pictures. A run directory may be torn, damaged or written by a stranger: what cannot be
 read is named in one line where it would have been, and the rest of the page is still written.
 """
@@ -20,6 +20,7 @@ from train import film
 from train.figures import Series, curve, page
 from vit.checkpoint import load
 from vit.datasets import DataError, Pictures, find_data, holdout_indices, load_pictures
+from vit.device import pick_device
 from vit.evaluate import Predictions, confident_mistakes, measure, predict
 from vit.files import write_whole
 from vit.overlay import draw
@@ -49,6 +50,9 @@ def write_report(
     run = Path(run)
     if not run.is_dir():
         raise ValueError(f"There is no run in {run}: name a folder that `python -m train run` has written.")
+    if not any((run / name).is_file() for name in ("config.json", "status.json", "metrics.jsonl")):
+        raise ValueError(f"{run} holds no run: name a folder that `python -m train run` has written.")
+    pick_device(device)  # one that is not here is the caller's mistake, not the run's
     out = run / "report.html" if out is None else Path(out)
     config, config_problem = _read_object(run / "config.json")
     status, status_problem = _read_object(run / "status.json")
@@ -232,7 +236,7 @@ def _pictures(config: dict, data: str | Path | None, progress: Progress | None) 
         raise ValueError("config.json does not say on which data the run was trained: name it with --data.")
     if _has_test_split(named):
         pictures = load_pictures(named, "test", progress=progress)
-        return pictures, f"of {pictures.name}", "The trainer opened no picture of this test split."
+        return pictures, f"of {pictures.name}", "The trainer chose nothing by them."
     pictures = load_pictures(named, "train", progress=progress)
     digest = _of(config, "data").get("digest")
     if digest is not None and digest != pictures.digest:
@@ -301,13 +305,17 @@ def _shown(predictions: Predictions, pictures: Pictures) -> dict:
 
 
 def _attention(path: Path) -> dict:
-    """Rollout of all layers at the first frame and the last, for the first probe picture of some classes."""
+    """The last layer's attention at the first frame and the last, for the first picture of some classes.
+
+    Not rollout, which is nearly even unless the weakest weights are left out before they are multiplied.
+    """
     recording = film.load(path)
     if not len(recording):
         raise ValueError("The recording of attention holds no frame yet.")
     frames = (0, len(recording) - 1) if len(recording) > 1 else (0,)
     height, width = recording.pictures.shape[1:3]
-    weights = [recording.rolled(frame)[:, -1, 1:] for frame in frames]  # (K, P) each, CLS itself left out
+    # (K, P) each: the mean of all heads, CLS itself left out
+    weights = [recording.attention(frame)[:, -1].mean(axis=1)[:, 1:] for frame in frames]
     patch_px = math.isqrt(height * width // max(weights[0].shape[-1], 1))
     grid = (height // max(patch_px, 1), width // max(patch_px, 1))
     if math.prod(grid) != weights[0].shape[-1]:

@@ -34,6 +34,9 @@ HEARTBEAT_SECONDS = 0.5
 VANISHED_SECONDS = 10.0  # without a heartbeat
 ACTIVE = ("starting", "running", "pausing", "paused", "stopping")
 _RESERVE_BYTES = 64 * 1024
+_LOCK = ".lock"
+# What a run leaves that failed at once, or that was asked for before anything began.
+_BEFORE_IT_BEGAN = {_LOCK, ".reserve", "status.json", "log.txt", "stop", "pause"}
 _READY = ".resume-ready"
 _RESUME = ("resume", _READY, "resume.prev")  # ready is there where a save was cut off between two renames
 
@@ -120,7 +123,8 @@ def read_config(run: Run) -> dict:
         raise RunError(f"{run.root} holds no run: it has no config.json") from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{run.config_file} cannot be read ({error}); the run cannot go on from it") from error
-    if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
+    parts = ("config", "data", "resolved")
+    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
         raise RunError(f"{run.config_file} is not a run's config.json")
     return found
 
@@ -268,10 +272,20 @@ def is_full_disk(error: OSError) -> bool:
 # ---- one trainer at a time ------------------------------------------------------------------------------
 
 
+def require_new(run: Run) -> None:
+    """RunError unless a run may begin there: in no folder, an empty one, or one where none got under way."""
+    if run.is_begun:
+        raise RunError(f"{run.root} holds a run: add --resume to go on with it, or choose another --out")
+    if run.root.exists() and not run.root.is_dir():
+        raise RunError(f"{run.root} is a file: choose another --out")
+    if run.root.is_dir() and {path.name for path in run.root.iterdir()} - _BEFORE_IT_BEGAN:
+        raise RunError(f"{run.root} holds other files: choose a new or an empty folder as --out")
+
+
 def hold(run: Run) -> FileLock:
     """The lock of a run, which dies with the process that holds it. RunError if another one does."""
     run.root.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.root / ".lock")
+    lock = FileLock(run.root / _LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
@@ -282,6 +296,14 @@ def hold(run: Run) -> FileLock:
         for half in folder.glob(".*.part"):  # of one who was killed while it wrote
             half.unlink(missing_ok=True)
     return lock
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class Desk(threading.Thread):
@@ -303,6 +325,7 @@ class Desk(threading.Thread):
         self.stop_asked = self.pause_asked = False
         self.problem = ""  # why status.json could not be written, if it could not
         self._ended, self._lock = threading.Event(), threading.Lock()
+        self._identity = _identity(run.root / _LOCK)
         for asked in (run.stop_file, run.pause_file):  # meant for whoever worked here before
             asked.unlink(missing_ok=True)
         (run.root / ".reserve").write_bytes(b"\0" * _RESERVE_BYTES)
@@ -313,6 +336,16 @@ class Desk(threading.Thread):
         """Change fields of the status; it is written soon."""
         with self._lock:
             self.status = replace(self.status, **changes)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the folder is still the one that this trainer holds; a deleted one may be another's now."""
+        return _identity(self.run_.root / _LOCK) == self._identity
+
+    def require_ours(self) -> None:
+        """RunError if the folder was deleted or replaced, so that nothing is written there any more."""
+        if not self.is_ours:
+            raise RunError(f"the folder {self.run_.root} was deleted or replaced while the run went on")
 
     def ask_stop(self) -> None:
         """As if the file `stop` were there: for signals."""
@@ -340,6 +373,8 @@ class Desk(threading.Thread):
                 raise
             (self.run_.root / ".reserve").unlink(missing_ok=True)
             self._write()
+        if not self.is_ours:
+            return
         (self.run_.root / ".reserve").unlink(missing_ok=True)
         for asked in (self.run_.stop_file, self.run_.pause_file):
             asked.unlink(missing_ok=True)
@@ -363,4 +398,5 @@ class Desk(threading.Thread):
         with self._lock:
             self.status = replace(self.status, heartbeat=time.time())
             values = asdict(self.status)
-        write_json(self.run_.status_file, values)
+        if self.is_ours:
+            write_json(self.run_.status_file, values)

@@ -126,6 +126,11 @@ def _evaluate(args: argparse.Namespace) -> int:
         pictures = _pictures(args, checkpoint, args.split, progress)
         predictions = predict(model, checkpoint, pictures, flip=args.flip, progress=progress)
     metrics = measure(predictions, checkpoint.class_names)
+    if pictures.digest[:12] == checkpoint.provenance.get("data_digest"):
+        print(
+            f"{checkpoint.name} learned from these very pictures: on others it will be right less often",
+            file=sys.stderr,
+        )
     found = metrics, checkpoint, pictures.name, mistake_values(predictions, args.mistakes, checkpoint)
     mass = _object_mass(args, model, checkpoint, pictures)
     if args.json:

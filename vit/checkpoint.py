@@ -108,10 +108,11 @@ def load(
     path = Path(path)
     device = pick_device(None if device is None else str(device))
     for _ in range(3):
-        found_id = file_id(path) if path.is_file() else ""
+        before = _stamp(path)
         tensors, told = _read(path)
-        if found_id == file_id(path):
-            break  # else a trainer has replaced the file meanwhile: its id would be another's
+        found_id = file_id(path)
+        if _stamp(path) == before:
+            break  # else a trainer has replaced the file meanwhile: the id would be another's
     overrides = {
         "num_heads": num_heads,
         "img_size": img_size,
@@ -162,6 +163,14 @@ def file_id(path: str | Path) -> str:
     """First 12 hex digits of the file's SHA-256."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # what is wrong with it is said where it is read
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def runs_folder() -> Path:

@@ -16,6 +16,7 @@ from vit.datasets import Pictures, find_data, load_pictures
 from vit.evaluate import Metrics, Predictions, measure, predict, shipped_path, top_logit_percentiles
 from vit.files import write_whole
 from vit.model import VisualTransformer
+from vit.patterns import CLASSES as PATTERN_CLASSES
 
 _MEASURED = ("accuracy", "accuracy_on")
 
@@ -142,13 +143,15 @@ def _accuracy(checkpoint: Checkpoint, metrics: Metrics | None, path: Path) -> li
     for row in metrics.classes:
         shares = " | ".join(f"{share:.2%}" for share in (row.precision, row.recall, row.f1))
         table.append(f"| {row.name} | {row.pictures:,} | {shares} |")
+    made = checkpoint.class_names == PATTERN_CLASSES
+    where, data = ("", "patterns") if made else (", with the test pictures in the folder `DIR`", "DIR")
     return [
         f"Accuracy on {checkpoint.provenance['accuracy_on']}: **{metrics.accuracy:.2%}**"
         f" (95 % interval {low:.2%} to {high:.2%}, Wilson; of the test pictures drawn, not of the training).",
         "",
         *table,
-        *("", "Measure it again, with the test pictures in the folder `DIR`:", ""),
-        *("```", f"python -m vit evaluate --checkpoint {path.as_posix()} --data DIR", "```"),
+        *("", f"Measure it again{where}:", ""),
+        *("```", f"python -m vit evaluate --checkpoint {path.as_posix()} --data {data}", "```"),
     ]
 
 

@@ -116,9 +116,14 @@ def load_pictures(
         source = find_source(_download((split,), base, progress), split)
     if source is None and folder not in (None, "cifar10") and not base.is_dir():
         raise DataError(f"There is no folder {base}.")
-    if source is None:
+    if source is None and folder not in (None, "cifar10"):
         raise DataError(
-            f"No CIFAR-10 was found: {base} holds no {split} pictures. Run `python -m vit data`, or set"
+            f"The folder {base} holds no {split} pictures: neither CIFAR-10 nor folders named after classes."
+        )
+    if source is None:
+        command = "python -m vit data" + (" --split all" if split == "train" else "")
+        raise DataError(
+            f"No CIFAR-10 was found: {base} holds no {split} pictures. Run `{command}`, or set"
             " PATCHLIGHT_DATA to a folder that holds it."
         )
     target = _target(source)
