@@ -354,6 +354,22 @@ def test_bfloat16_computes_in_it_and_keeps_float32(optimiser):
 # --- before the first step --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_without_a_compiler_there_is_a_plain_path(monkeypatch, works):
+    def compile_nothing(net):
+        if not works:
+            raise RuntimeError("no compiler, in many lines")
+        return net
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    assert not Machine.here(preset("demo", compile="auto")).compiled  # on a CPU it is not asked for
+    if works:
+        assert Machine.here(preset("demo", compile="on")).compiled
+    else:
+        with pytest.raises(ValueError, match="leave --compile out"):
+            Machine.here(preset("demo", compile="on"))
+
+
 def test_the_machine_says_what_auto_came_to():
     found = Machine.here(replace(TINY, device="cpu", precision="float32", threads=1))
     assert (found.device, found.precision, found.compiled, found.threads) == ("cpu", "float32", False, 1)

@@ -12,6 +12,7 @@ is drawn by process.
 """
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -54,6 +55,10 @@ class Machine:
         if precision == "auto":
             precision = "bfloat16" if _bfloat16_pays(device) else "float32"
         compiled = config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
+        if compiled and not _compiles(device):
+            if config.compile == "on":
+                raise ValueError("torch.compile finds no compiler that works here: leave --compile out")
+            compiled = False
         return cls(str(device), precision, compiled, torch.get_num_threads(), torch.__version__)
 
     @property
@@ -72,6 +77,20 @@ def _bfloat16_pays(device: torch.device) -> bool:
     # Only with a matrix unit: measured without one, bfloat16 is slower than float32.
     capabilities = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {}
     return bool(capabilities.get("amx_bf16"))
+
+
+def _compiles(device: torch.device) -> bool:
+    """Whether torch.compile works here: it needs a C++ compiler, or Triton on a GPU."""
+    never_cached = time.time()  # a constant in the code, so that the answer is not an older one's
+
+    def work(x: Tensor) -> Tensor:
+        return x * never_cached + 1
+
+    try:
+        torch.compile(work)(torch.ones(8, device=device))
+    except RuntimeError:
+        return False
+    return True
 
 
 class Learner:

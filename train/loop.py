@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,9 +93,12 @@ def start(
 def resume(run: Run, *, say: Callable[[str], None] = print) -> Outcome:
     """Go on with a run from its last whole checkpoint, with its own settings. RunError where it cannot."""
     kept = read_config(run)
+    unknown = sorted(set(kept["config"]) - {field.name for field in fields(TrainConfig)})
     try:
+        if unknown:
+            raise ValueError(", ".join(unknown))
         config = TrainConfig(**kept["config"])
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise RunError(f"{run.config_file} holds settings unknown to this version: {error}") from error
     workers = Workers.start(config.device)
     return _work(
@@ -256,7 +259,9 @@ class _Session:
             self._show()
 
     def _describe(self, trained_on: int) -> None:
-        length = f"{self.steps:,} steps" if self.steps else f"{self.config.minutes:g} minutes of steps"
+        length = f"{self.config.minutes:g} min of steps"
+        if self.steps:
+            length = f"{self.steps:,} {'step' if self.steps == 1 else 'steps'}"
         self.say(
             f"{self.pictures.name}: {trained_on:,} pictures to learn from, {len(self.held):,} held out; "
             f"{length} of {self.learner.batch} pictures on {self.machine.device}, {self.machine.precision}, "
