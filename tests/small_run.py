@@ -5,6 +5,7 @@ outcome = start(Run(tmp_path / "run"), small(pictures, epochs=2))      # 18 step
 differing(state_of(run), state_of(other))                              # weights, metrics and film, to the bit
 """
 
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -65,3 +66,13 @@ def differing(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[
         for name in sorted(one.keys() | other.keys())
         if name not in one or name not in other or not np.array_equal(one[name], other[name])
     ]
+
+
+def until(true, seconds: float = 2.0) -> bool:
+    """Whether it came true in that time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False

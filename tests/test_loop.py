@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_run import STEPS_PER_EPOCH, as_flags, differing, small, state_of, write_pictures
+from small_run import STEPS_PER_EPOCH, as_flags, differing, small, state_of, until, write_pictures
 
 import vit
 from train import film, loop
@@ -60,15 +60,6 @@ def at_step(monkeypatch, when: int, act) -> None:
         return step(self, number, *rest)
 
     monkeypatch.setattr(Learner, "step", acting)
-
-
-def until(true, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # --- from start to finish ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_run import until
 
 from train import runs
 from train.runs import (
@@ -47,16 +48,6 @@ def desk(run):
     desk = Desk(run)
     yield desk
     desk.close("stopped")
-
-
-def until(true, seconds: float = 2.0) -> bool:
-    """Whether it came true in that time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # --- what readers skip ------------------------------------------------------------------------------------

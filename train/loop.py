@@ -80,6 +80,9 @@ def start(
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Begin a run in an empty or new directory. RunError where one is there already, or is at work."""
+    began = (
+        time.perf_counter()
+    )  # to open the pictures may take long, and counts where minutes are to hold all
     workers = Workers.start(config.device)
     if workers.is_first:
         require_new(run)
@@ -87,7 +90,7 @@ def start(
         raise RunError(f"{run.root} lies inside the pictures of {config.data}: choose another --out")
     with Bar() as progress:  # before anything is written: most mistakes are made here
         load_pictures(config.data, "train", progress=progress if workers.is_first else None)
-    return _work(run, config, workers, preset_name=preset_name, command=command, say=say, resuming=False)
+    return _work(run, config, workers, began, preset_name=preset_name, command=command, say=say)
 
 
 def resume(run: Run, *, say: Callable[[str], None] = print) -> Outcome:
@@ -100,22 +103,25 @@ def resume(run: Run, *, say: Callable[[str], None] = print) -> Outcome:
         config = TrainConfig(**kept["config"])
     except ValueError as error:
         raise RunError(f"{run.config_file} holds settings unknown to this version: {error}") from error
-    workers = Workers.start(config.device)
-    return _work(
-        run, config, workers, preset_name=kept.get("preset", ""), command=kept.get("command", ""), say=say,
-        resuming=True, kept=kept,
-    )  # fmt: skip
+    began, workers = time.perf_counter(), Workers.start(config.device)
+    told = {"preset_name": kept.get("preset", ""), "command": kept.get("command", "")}
+    return _work(run, config, workers, began, **told, say=say, kept=kept)
 
 
-def _work(run, config, workers, *, preset_name, command, say, resuming, kept=None) -> Outcome:
+def _work(run, config, workers, began, *, preset_name, command, say, kept=None) -> Outcome:
+    """`kept` is config.json of a run to go on with; None for a new one."""
+
+    def session(desk: Desk | None, tell: Callable[[str], None]) -> _Session:
+        return _Session(run, config, workers, desk, tell, preset_name, command, began)
+
     if not workers.is_first:
         try:
-            return _Session(run, config, workers, None, lambda line: None, preset_name, command).go(kept)
+            return session(None, lambda line: None).go(kept)
         finally:
             workers.end()
     lock = hold(run)
     try:
-        if not resuming:
+        if kept is None:
             require_new(run)  # another may have begun and ended since it was first asked
         desk = Desk(run)
 
@@ -124,7 +130,7 @@ def _work(run, config, workers, *, preset_name, command, say, resuming, kept=Non
             if desk.is_ours:
                 append_line(run.log_file, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
 
-        return _Session(run, config, workers, desk, tell, preset_name, command).go(kept if resuming else None)
+        return session(desk, tell).go(kept)
     finally:
         lock.release()
         workers.end()
@@ -133,10 +139,10 @@ def _work(run, config, workers, *, preset_name, command, say, resuming, kept=Non
 class _Session:
     """One process's work on a run, from opening the data to the last word."""
 
-    def __init__(self, run, config, workers, desk, say, preset_name, command):
+    def __init__(self, run, config, workers, desk, say, preset_name, command, began):
         self.run, self.config, self.workers, self.desk, self.say = run, config, workers, desk, say
         self.preset_name, self.command = preset_name, command
-        self.began = time.perf_counter()
+        self.began = began
         self.step, self.seconds, self.rollbacks = 0, 0.0, 0
         self.best: tuple[float, int] | None = None  # accuracy, step
         self.val_accuracy: float | None = None
@@ -225,14 +231,14 @@ class _Session:
             self._open_board()
 
     def _pick_up(self, kept: dict) -> None:
-        if kept.get("data", {}).get("digest") != self.pictures.digest:
+        facts = kept["data"]
+        if facts.get("digest") != self.pictures.digest:
             raise Failure(f"the pictures of {self.config.data} are not those that this run began with")
-        was, now = kept.get("resolved", {}), asdict(self.machine)
+        was, now = kept["resolved"], asdict(self.machine)
         differs = [name for name, value in now.items() if was.get(name) != value]
         if differs and self.desk:
             changes = ", ".join(f"{name} was {was.get(name)}, is {now[name]}" for name in differs)
             self.say(f"Not to the bit as it would have been: {changes}")
-        facts = kept.get("data", {})
         if (facts.get("pictures"), facts.get("held_out")) != (len(self.learner.images), len(self.held)):
             raise Failure("other pictures would be held out than when this run began: its settings changed")
         if has_resume(self.run):
@@ -308,6 +314,7 @@ class _Session:
             if self.step == 0:
                 self._film()
                 self._save()
+        places = film.snapshot_progress(config.snapshots)
         clock = Clock(self.seconds, self.machine.kind)
         window_began, before = clock.seconds(), self.workers.agree(self._progress(clock.seconds()))[0]
         while before < 1:  # as the last step saw it: a run ends with an evaluation, whatever the clock says
@@ -321,7 +328,7 @@ class _Session:
             self.step += 1
             after = self.workers.agree(self._progress(clock.seconds()))[0]
             evaluate = after >= 1 or _passed(before, after, config.evaluations)
-            snapshot = any(before < place <= after for place in film.snapshot_progress(config.snapshots))
+            snapshot = any(before < place <= after for place in places)
             keep = bool(every) and self.step // every > (self.step - 1) // every
             before = after
             save_now = evaluate or keep or self.step % config.checkpoint_steps == 0
@@ -357,7 +364,7 @@ class _Session:
     def _progress(self, seconds: float) -> float:
         return self.step / self.steps if self.steps else min(1.0, seconds / (60 * self.config.minutes))
 
-    def _stop_asked(self, clock: "Clock") -> bool:
+    def _stop_asked(self, clock: Clock) -> bool:
         """Whether the run is to stop here; waits here while it is paused."""
         if self.desk and self.desk.pause_asked and not self.desk.stop_asked:
             clock.pause()
