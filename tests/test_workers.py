@@ -138,6 +138,19 @@ def test_two_processes_train_what_one_does(pictures, tmp_path):
         np.testing.assert_allclose([row[key] for row in read_metrics(two)], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("of_several", [True, False])
+def test_a_worker_leaves_with_its_code_and_all_it_said_without_a_teardown_that_could_abort(of_several):
+    code = (
+        "import atexit; from train.workers import leave; "
+        "atexit.register(print, 'taken down'); print('said'); leave(3)"
+    )
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environment = alone | ({"RANK": "0", "WORLD_SIZE": "2"} if of_several else {})
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+    assert done.returncode == 3
+    assert done.stdout.split(b"\n")[:-1] == ([b"said"] if of_several else [b"said", b"taken down"])
+
+
 # --- killed, stopped --------------------------------------------------------------------------------------
 
 

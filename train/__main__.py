@@ -14,6 +14,7 @@ from pathlib import Path
 
 from train.config import EXPECTED, PRESETS, TrainConfig, preset
 from train.runs import Run, RunError
+from train.workers import leave
 from vit.arguments import Parser
 from vit.checkpoint import runs_folder
 from vit.device import pick_device
@@ -145,4 +146,4 @@ def _bench(args: argparse.Namespace, _: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
