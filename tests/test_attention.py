@@ -4,6 +4,8 @@ Run: pytest tests/test_attention.py (some seconds). Entropy, distance and token 
 """
 
 import math
+from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vit.attention import (
     FUSIONS,
     attention_rollout,
     fuse_heads,
+    mass_mask,
     rollout_by_head,
     rollout_by_layer,
     rollout_row_by_layer,
@@ -378,3 +381,38 @@ def test_one_token_s_rows_are_those_of_the_whole_rollout(fusion, discard, residu
         torch.testing.assert_close(rows, whole[:, :, token])
         stacked = rollout_row_by_layer(torch.stack(maps, 1), token, fusion, discard, residual, start)
         torch.testing.assert_close(stacked, rows)
+
+
+# --- the patches that hold a share of the weight
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=7), st.integers(0, 100), st.sampled_from([1, 0.1, 1e-6])
+)
+def test_mass_is_held_by_the_fewest_patches_and_of_equals_by_the_earlier(weights, percent, unit):
+    wanted = Fraction(percent, 100) * sum(weights)
+    sets = (set(c) for size in range(len(weights) + 1) for c in combinations(range(len(weights)), size))
+    fewest = next(len(s) for s in sets if sum(weights[i] for i in s) >= wanted)
+    falling = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    for dtype in (torch.float32, torch.float64):
+        found = mass_mask(torch.tensor(weights, dtype=dtype) * unit, percent / 100)
+        assert found.dtype == torch.bool
+        assert found.nonzero().flatten().tolist() == sorted(falling[:fewest])
+
+
+def test_mass_of_many_maps_at_once_and_at_the_ends():
+    weights = some_maps()[..., 0, 1:]  # (B, L, H, P)
+    found = mass_mask(weights, 0.6)
+    for i in np.ndindex(weights.shape[:-1]):
+        assert torch.equal(found[i], mass_mask(weights[i], 0.6))
+    assert not mass_mask(weights, 0).any()
+    assert mass_mask(weights, 1).all()
+    assert mass_mask(torch.tensor([0.0, 1.0, 1e-30, 0.0]), 1).tolist() == [False, True, True, False]
+    assert not mass_mask(torch.zeros(2, 6), 1).any()
+    assert mass_mask(torch.full((100,), 0.1), 0.07).nonzero().flatten().tolist() == [
+        *range(7)
+    ]  # 0.07 > 7 / 100
+    assert mass_mask(torch.full((100,), 0.3), 0.5).sum() == 50  # sums in float32 take 51
+    for share in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="share lies from 0 to 1"):
+            mass_mask(weights, share)

@@ -68,6 +68,17 @@ def test_shapes_and_fields(method):
     assert not any(getattr(explanation, name).requires_grad for name in RESULTS)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_logits_of_each_layer_are_those_of_a_model_cut_there(layers):
+    model, x = small_model(**OBLONG | {"num_layers": layers}), pictures(3, 8, 12)
+    explanation = explain(model, x)
+    assert explanation.layer_logits.shape == (3, layers, 5)
+    assert torch.equal(explanation.layer_logits[:, -1], explanation.logits)
+    for depth in reversed(range(layers)):
+        assert_close(explanation.layer_logits[:, depth], plain_maps(model, x)[0], **CLOSE)
+        del model.encoder_blocks[-1]
+
+
 def test_by_default_it_is_the_rollout_from_cls_through_all_layers():
     model, x = small_model(**OBLONG), pictures(2, 8, 12)
     explanation = explain(model, x)

@@ -300,6 +300,36 @@ def test_a_picture_does_not_see_the_others():
                 assert not torch.allclose(one[1], other[1], atol=1e-3)
 
 
+# --- a gate for each picture
+
+
+@torch.no_grad()
+def test_pictures_with_gates_of_their_own_are_as_one_by_one():
+    model, x = small_model(), pictures(5)
+    gates = torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(2)) > 0.4
+    together = model.trace(x, head_gate=gates.float())
+    for i in range(5):
+        alone = model.trace(x[i : i + 1], head_gate=gates[i].float())
+        assert_close(together.logits[i], alone.logits[0], **CLOSE)
+        assert_close(together.maps[i], alone.maps[0], **CLOSE)
+    assert not torch.allclose(together.logits, model.trace(x, head_gate=gates[0].float()).logits, atol=1e-3)
+    tokens = model.embed(x, dropout=False)
+    *_, last = model.steps(tokens, head_gate=gates.float(), cls_only=True, explicit=False, dropout=False)
+    assert_close(model.classify(last.tokens), together.logits, **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 4), (1, 3, 4), (5, 4, 3), (5, 12), (5, 1, 3, 4), (3, 5, 4)])
+def test_gates_for_other_pictures_or_heads_are_refused(shape):
+    model, x = small_model(), pictures(5)
+    with pytest.raises(ValueError, match=r"head_gate .*\(3, 4\).*\(5, 3, 4\)") as caught:
+        model.trace(x, head_gate=torch.ones(shape))
+    assert str(shape) in str(caught.value)
+    attention = model.encoder_blocks[0].attn
+    for gate in (torch.ones(3), torch.ones(1, 4), torch.ones(4, 5), torch.ones(5, 4, 1), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"gate .*\(4,\).*\(5, 4\)"):
+            attention.attend(model.embed(x, dropout=False), gate=gate, explicit=False, dropout=False)
+
+
 def flat(result):
     return [result] if isinstance(result, torch.Tensor) else [result[0], *result[1]]
 

@@ -4,6 +4,7 @@
     attention_rollout    (B, N, N): how much of each input token reached each output token
     token_row, _column   where one token looks, who looks at it
     token_grid           weights of tokens laid out as the picture's patches (..., GY, GX)
+    mass_mask            the fewest patches that hold a share of the weight
 
 Nothing here changes its input, knows of a model, or takes the square root of N: grids may be oblong, and
 `prefix_tokens` (CLS and registers) may be 0, 1 or more. Layers, heads and tokens count from 0; only
@@ -153,6 +154,17 @@ def rollout_by_head(
     return in_parts(compute, _PART, stacked, by_layer)[0]
 
 
+def rollout_of_heads_row(
+    attention: Tensor, by_layer: Tensor, token: int = 0, discard_ratio: float = 0.0, residual: float = 0.5
+) -> Tensor:
+    """(B, L, H, N): one token's row of `rollout_by_head`, made from `rollout_by_layer` without the rest."""
+    rows = _discard_lowest(token_row(attention, token), discard_ratio)  # (B, L, H, N)
+    identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
+    below = torch.cat((identity.expand_as(by_layer[:, :1]), by_layer[:, :-1]), dim=1)  # (B, L, N, N)
+    rollouts = torch.lerp(rows @ below, below[:, :, token, None], residual)
+    return rollouts / _row_totals(rows, residual)
+
+
 def token_row(attention: Tensor, token: int) -> Tensor:
     """(..., N, N) -> (..., N): where `token` looks. Sums to 1 when the map's rows do."""
     return attention[..., _checked_token(token, attention.shape[-2]), :]
@@ -170,6 +182,23 @@ def token_grid(weights: Tensor, grid: tuple[int, int], prefix_tokens: int = 1) -
             f"{weights.shape[-1]} tokens are not {prefix_tokens} and a grid of {grid[0]} x {grid[1]} patches"
         )
     return weights[..., prefix_tokens:].unflatten(-1, tuple(grid))
+
+
+def mass_mask(weights: Tensor, share: float) -> Tensor:
+    """(..., P) -> (..., P) bool: the fewest patches that hold at least `share` of the weight, to a billionth.
+
+    Of equal weights the earlier patch comes first. A share of 0 takes none, 1 all that have weight; without
+    any weight none is taken. Weights below 0 count as 0. ValueError for a share outside 0 to 1.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share lies from 0 to 1, not {share}")
+    # in float64, which not every device has; sums in float32 would take or leave patches by rounding
+    falling, order = weights.cpu().double().clamp_min(0).sort(dim=-1, descending=True, stable=True)
+    held = falling.cumsum(dim=-1)
+    taken = falling > 0
+    if share < 1:  # at 1 even those are taken that a sum rounds away
+        taken &= held - falling < share * held[..., -1:] * (1 - 1e-9)  # too little is held without them
+    return torch.zeros_like(taken).scatter(-1, order, taken).to(weights.device)
 
 
 def attention_entropy_bits(attention: Tensor, token: int | None = None) -> Tensor:

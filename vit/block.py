@@ -62,12 +62,18 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Layer]:
         """The attention of one layer, for `forward` and for `VisualTransformer.trace`.
 
-        `gate` (H,) scales what each head hands to the output projection. `explicit` asks for the map; else
-        the fused kernel does the same without ever holding one, where it is the faster. With `cls_only` the
-        CLS token alone reads, and is all that comes back. `dropout` is an argument, not the module's mode,
-        because a trace must not depend on the mode nor change it.
+        `gate`, (H,) or for each picture its own (B, H), scales what each head hands to the output
+        projection. `explicit` asks for the map; else the fused kernel does the same without ever holding
+        one, where it is the faster. With `cls_only` the CLS token alone reads, and is all that comes back.
+        `dropout` is an argument, not the module's mode, because a trace must not depend on the mode nor
+        change it. ValueError for a mask or a gate of another shape.
         """
         B, N, _ = x.shape
+        if gate is not None and tuple(gate.shape) not in ((self.num_heads,), (B, self.num_heads)):
+            raise ValueError(
+                f"gate has one number per head, shape {(self.num_heads,)}, or also per picture, shape "
+                f"{(B, self.num_heads)}, not {tuple(gate.shape)}"
+            )
         # taken apart before they are turned: the gradients then come together in one copy, not two
         qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
@@ -99,7 +105,7 @@ class MultiHeadAttention(nn.Module):
             if open_rows is not None:
                 read = read * open_rows
         if gate is not None:
-            read = read * gate[:, None, None].to(read.dtype)
+            read = read * gate[..., None, None].to(read.dtype)
         out = self.out(read.transpose(1, 2).flatten(2))
         return out, Layer(out, q, k, v, attn_map if explicit else None)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vit.attention import token_index
+from vit.attention import mass_mask, token_index
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures
 from vit.evaluate import BATCH, check_match
@@ -26,7 +26,7 @@ from vit.files import write_whole
 from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
 from vit.model import VisualTransformer
 from vit.overlay import Style, png_bytes
-from vit.words import prediction, sentence
+from vit.words import percent, prediction, sentence
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Settings:
     residual: float = 0.5
     start_layer: int = 1
     fit: str = "crop"
+    mass: float | None = None  # 0 to 1: only the fewest patches that hold this share of the weight are lit
 
     def rollout_options(self, model: VisualTransformer) -> dict:
         """The keyword arguments of `cls_rows`. ValueError for a layer that the model lacks."""
@@ -213,12 +214,21 @@ def _png(
     source = f"{checkpoint.name}, id {checkpoint.id}"
     what = settings.sentence(model)
     token = token_index(settings.token, model.grid)
+    weights, label = explanation.relevance[0], "share of attention"
+    if settings.mass is not None:
+        mask = mass_mask(weights.flatten(), settings.mass)
+        held = "holds" if mask.sum() == 1 else "hold"
+        what += (
+            f"; the {mask.sum()} of {mask.numel()} patches that {held} {percent(settings.mass)} of the weight"
+        )
+        weights, label = mask.view_as(weights).float(), "1 inside, 0 outside"
     image = figure(
         to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
-        explanation.relevance[0].cpu().numpy(),
+        weights.cpu().numpy(),
         title=said,
         caption_lines=[f"{what}.", f"Model: {source}."],
         style=style,
+        weights_label=label,
         original=to_array(picture),
         cell=None if token == 0 else divmod(token - 1, model.grid[1]),
     )

@@ -36,6 +36,7 @@ class Explanation:
 
     logits: Tensor  # (B, K)
     probabilities: Tensor  # (B, K)
+    layer_logits: Tensor  # (B, L, K), final norm and head on CLS after each layer; the last are `logits`
     attention: Tensor  # (B, L, H, N, N), rows sum to 1
     rollout: Tensor  # (B, L, N, N), from the input up to each layer
     relevance: Tensor  # (B, GY, GX), the chosen token's values over the patches
@@ -95,7 +96,9 @@ def explain(
         else:
             chosen = rollout_by_head(attention, *rollout_options, by_layer=rollout)[:, layer, head]
         relevance = token_grid(view(chosen, token), model.grid)
-        return trace.logits, trace.logits.softmax(dim=-1), attention, rollout, relevance
+        layer_logits = model.classify(torch.stack([layer.tokens[:, :1] for layer in trace.layers], dim=1))
+        layer_logits[:, -1] = trace.logits  # bit for bit: products of other shapes may round differently
+        return trace.logits, trace.logits.softmax(dim=-1), layer_logits, attention, rollout, relevance
 
     with torch.no_grad():
         found = in_parts(compute, MAPS_PART, x)

@@ -206,15 +206,10 @@ class VisualTransformer(nn.Module):
         """One pass that keeps everything, without dropout whatever the mode; it changes nothing.
 
         `keep` (B, k) holds the indices, 0 to P-1, of the patches that stay; the others are removed as
-        tokens after positions were added, so N becomes 1 + k. `head_gate` (L, H) scales what each head
-        hands on: 1 leaves it, 0 switches it off. Differentiable where gradients are on. ValueError for
-        arguments of another shape or type.
+        tokens after positions were added, so N becomes 1 + k. `head_gate`, (L, H) for all pictures or
+        (B, L, H) for each its own, scales what each head hands on: 1 leaves it, 0 switches it off.
+        Differentiable where gradients are on. ValueError for arguments of another shape or type.
         """
-        if head_gate is not None and tuple(head_gate.shape) != (self.num_layers, self.num_heads):
-            raise ValueError(
-                f"head_gate has one number per head, shape {(self.num_layers, self.num_heads)}, "
-                f"not {tuple(head_gate.shape)}"
-            )
         embedded = self.embed(x, keep=keep, dropout=False)
         layers = tuple(self.steps(embedded, head_gate=head_gate, explicit=True, dropout=False))
         return Trace(embedded, layers, self.classify(layers[-1].tokens))
@@ -268,10 +263,17 @@ class VisualTransformer(nn.Module):
 
         A generator: maps are large, and whoever needs little of a layer can take it and let the rest go.
         """
+        if head_gate is not None:
+            shapes = (self.num_layers, self.num_heads), (len(tokens), self.num_layers, self.num_heads)
+            if tuple(head_gate.shape) not in shapes:
+                raise ValueError(
+                    f"head_gate has one number per head, shape {shapes[0]}, or also per picture, shape "
+                    f"{shapes[1]}, not {tuple(head_gate.shape)}"
+                )
         for depth, block in enumerate(self.encoder_blocks):
             layer = block.step(
                 tokens,
-                gate=None if head_gate is None else head_gate[depth],
+                gate=None if head_gate is None else head_gate[..., depth, :],
                 branch_gate=None if branch_gate is None else branch_gate[depth],
                 cls_only=cls_only and depth == self.num_layers - 1,
                 explicit=explicit,
