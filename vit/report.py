@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 
+from vit.anatomy import stages
 from vit.checkpoint import Checkpoint
 from vit.evaluate import Metrics, Predictions, confident_mistakes
 from vit.model import VisualTransformer
@@ -90,7 +91,7 @@ def _mistake_lines(mistakes: list[dict]) -> list[str]:
 
 
 def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
-    """Architecture, the shapes of a real pass, parameters by part, provenance."""
+    """Architecture, the stages and shapes of a real pass, parameters by part, provenance."""
     parameters = list(model.parameters())
     device = model.cls_token.device
     x = torch.zeros(1, model.patch_embed.conv.in_channels, *model.patch_embed.img_size, device=device)
@@ -128,6 +129,7 @@ def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
         "mean": list(checkpoint.mean),
         "std": list(checkpoint.std),
         "shapes": {name: list(tensor.shape) for name, tensor in shapes.items()},
+        "stages": [asdict(stage) for stage in stages(model)],
         "parameters": sum(p.numel() for p in parameters),
         "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         "parts": {name.strip(): _count(part) for name, part in parts.items()},
@@ -145,6 +147,7 @@ def info_text(values: dict) -> str:
     lines += _table("Normalisation, per channel", normalisation)
     shapes = {name: " x ".join(map(str, shape)) for name, shape in values["shapes"].items()}
     lines += _table("One pass, one picture", shapes)
+    lines += _table("Stages, and the parameters of each", _stage_rows(values["stages"]))
     lines += _table("Parameters by part", {name: f"{count:,}" for name, count in values["parts"].items()})
     lines += [f"Total parameters: {values['parameters']:,}"]
     lines += [f"Trained parameters: {values['trained_parameters']:,}", ""]
@@ -153,6 +156,17 @@ def info_text(values: dict) -> str:
     if values["assumed"]:
         lines += [f"Assumed, because the file does not say: {', '.join(values['assumed'])}"]
     return "\n".join(lines).rstrip()
+
+
+def _stage_rows(stages: list[dict]) -> dict[str, str]:
+    """One row a stage, and one for each part of it."""
+    steps = {}
+    for stage in stages:
+        steps[stage["name"]] = stage
+        steps |= {f"  {stage['name']}, {part['name']}": part for part in stage["parts"]}
+    shapes = {name: f"{step['shape_in']} -> {step['shape_out']}" for name, step in steps.items()}
+    width = max(map(len, shapes.values()))
+    return {name: f"{shapes[name]:<{width}}  {step['parameters']:>11,}" for name, step in steps.items()}
 
 
 def _table(title: str, rows: dict) -> list[str]:
