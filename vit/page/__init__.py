@@ -14,16 +14,13 @@ from vit.page.explained import Explained, explain_picture
 from vit.page.gallery import choose_picture
 from vit.page.models import Loaded, choose_model
 from vit.page.pictures import find_picture, first_picture, is_of_another_set
-from vit.page.prediction import show_prediction
+from vit.page.prediction import about_own_pictures
+from vit.page.requests import answer_requests
 from vit.page.session import control, current_view, data_before, is_new_session, set_view, tell
 from vit.page.view import View
+from vit.page.viewer import show_viewer
 
 __all__ = ["explore", "model_choice"]
-
-_HONEST = (
-    "Attention shows where the model looks, not why it decides: the same map can go with different answers, "
-    "and rollout is the same for every class."
-)
 
 
 def model_choice() -> Loaded:
@@ -45,31 +42,31 @@ def model_choice() -> Loaded:
     return loaded
 
 
+@st.fragment
 def explore(loaded: Loaded) -> None:
-    """The whole tab."""
+    """The whole tab. A fragment: what is chosen in it does not look for models again."""
     if loaded.problem:
         tell(st.error, loaded.problem)
-    picture_column, prediction_column, gallery_column = st.columns([10, 10, 7], gap="medium")
-    with gallery_column:
-        choose_picture(current_view(), loaded)
+    viewer_column, gallery_column = st.columns([20, 7], gap="medium")
+    asked = current_view()
     try:
-        explained = _explain(current_view(), loaded)
+        explained = _explain(asked, loaded)
     except CheckpointError as error:
-        tell(st.error, f"{error} Your settings are kept: choose another model above.")
+        with gallery_column:
+            choose_picture(asked, loaded)
+        with viewer_column:
+            tell(st.error, f"{error} Your settings are kept: choose another model above.")
         return
     set_view(explained.view)
+    with viewer_column:  # before the gallery: it is what people came for
+        show_viewer(explained)
+        if explained.shown.is_own:
+            about_own_pictures(explained)
     with gallery_column:
+        choose_picture(asked, loaded)  # which opens where the picture was asked for, even if it is not here
         _what_the_model_sees(explained)
-    with picture_column, st.container(gap="xsmall"):
-        _png(explained.lit_png(), "stretch", explained.alt)
-        _scrubber_and_switches(loaded)
-        st.caption(f"{explained.title}.  \n{explained.looks_most_at}")
-    with prediction_column, st.container(gap="xsmall"):
-        show_prediction(explained)
-        _png(explained.sheet_png(), "stretch", explained.sheet_alt)
-        _heads(loaded)
-    st.caption(_HONEST)
     drawers(explained)
+    answer_requests(explained)
 
 
 def _explain(view: View, loaded: Loaded) -> Explained:
@@ -113,54 +110,3 @@ def _what_the_model_sees(explained: Explained) -> None:
             required=True,
             format_func={"crop": "Centre", "pad": "Whole picture"}.get,
         )
-
-
-def _scrubber_and_switches(loaded: Loaded) -> None:
-    layers = loaded.checkpoint.architecture.num_layers
-    if layers > 1:
-        control(
-            st.slider,
-            "layer",
-            "Layer",
-            1,
-            layers,
-            format="layer %d",
-            label_visibility="collapsed",
-            to_widget=lambda layer: layers if layer is None else layer + 1,
-            from_widget=lambda number: None if number == layers else number - 1,
-        )
-    with st.container(horizontal=True):
-        control(
-            st.segmented_control,
-            "method",
-            "What is shown",
-            ["rollout", "raw"],
-            required=True,
-            format_func={"rollout": "Rollout", "raw": "Raw attention"}.get,
-            label_visibility="collapsed",
-            help="Rollout multiplies the layers up to this one; raw is this layer alone.",
-        )
-        control(
-            st.segmented_control,
-            "looked_at",
-            "Direction",
-            [False, True],
-            required=True,
-            format_func={False: "Looks at", True: "Looked at by"}.get,
-            label_visibility="collapsed",
-        )
-
-
-def _heads(loaded: Loaded) -> None:
-    heads = loaded.checkpoint.architecture.num_heads
-    control(
-        st.segmented_control,
-        "head",
-        "Head",
-        [*range(heads), "all"],
-        required=True,
-        format_func=lambda head: head if head == "all" else str(head + 1),
-        wrap=True,
-        to_widget=lambda head: "all" if head is None else head,
-        from_widget=lambda head: None if head == "all" else head,
-    )

@@ -1,4 +1,4 @@
-"""What is not needed at first sight: how maps are computed and drawn, downloads, code, the model's facts."""
+"""What is not needed at first sight: downloads, code, the model's facts."""
 
 import io
 import json
@@ -6,75 +6,16 @@ import json
 import numpy as np
 import streamlit as st
 
-from vit.attention import FUSIONS
 from vit.page.explained import Explained
-from vit.page.session import control
 from vit.page.view import plain, snippet
-from vit.words import token_label
 
 
 def drawers(explained: Explained) -> None:
-    """The three drawers, closed."""
-    with st.expander("Look from another token, compute and draw differently", icon=":material/tune:"):
-        _settings(explained)
+    """The two drawers, closed."""
     with st.expander("Download, link, code", icon=":material/download:"):
         _take_away(explained)
     with st.expander("About this model", icon=":material/info:"):
         about_model(explained.loaded.checkpoint)
-
-
-def _settings(explained: Explained) -> None:
-    token, compute, drawing = st.columns(3, gap="medium")
-    with token:
-        rows, columns = explained.architecture.grid
-        patches = [f"{row},{column}" for row in range(1, rows + 1) for column in range(1, columns + 1)]
-        control(
-            st.selectbox,
-            "token",
-            "Token that looks",
-            ["cls", *patches],
-            format_func=token_label,
-            help="CLS is the token that the answer is read from; every patch has a view of its own.",
-        )
-    with compute:
-        control(
-            st.segmented_control,
-            "fusion",
-            "Heads are fused by",
-            list(FUSIONS),
-            required=True,
-            help="How the heads of a layer become one map: for rollout, and for “all”.",
-        )
-        control(
-            st.slider,
-            "discard",
-            "Weakest weights left out of rollout",
-            0.0,
-            1.0,
-            step=0.05,
-            format="percent",
-            help="This share of each row is zero before layers are multiplied; its strongest weight stays.",
-        )
-    with drawing:
-        control(
-            st.segmented_control,
-            "draw",
-            "Drawn as",
-            ["light", "heat"],
-            required=True,
-            format_func=str.capitalize,
-        )
-        control(
-            st.slider,
-            "strength",
-            "Strength",
-            0.0,
-            1.0,
-            step=0.05,
-            format="percent",
-            to_widget=lambda strength: explained.view.style.strength,
-        )
-        control(st.toggle, "smooth", "Smooth", help="Off: one value for each patch, as the model has it.")
 
 
 def _take_away(explained: Explained) -> None:
@@ -88,6 +29,25 @@ def _take_away(explained: Explained) -> None:
             on_click="ignore",
             icon=":material/image:",
             help="Print size, with a colour bar, and the settings inside the file.",
+        )
+        if explained.architecture.num_layers > 1:
+            st.download_button(
+                "Layers as a film (GIF)",
+                lambda: explained.film("gif"),
+                f"{name}.gif",
+                "image/gif",
+                on_click="ignore",
+                icon=":material/animation:",
+                help="One frame for each layer. As WebP: python -m vit export PICTURE --webp FILE.",
+            )
+        st.download_button(
+            "This viewer (HTML)",
+            explained.page,
+            f"{name}.html",
+            "text/html",
+            on_click="ignore",
+            icon=":material/html:",
+            help="One file with the picture, all its maps and the viewer: for a blog, a class, a friend.",
         )
         st.download_button(
             "Numbers (NPZ)",

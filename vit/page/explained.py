@@ -5,17 +5,23 @@ from functools import cached_property
 
 import numpy as np
 import streamlit as st
+import torch
 
-from vit.attention import token_index, token_name
+from vit.animation import play_through
+from vit.attention import mass_mask, token_index
 from vit.checkpoint import CheckpointError
 from vit.explanation import Explanation, explain, head_rows
+from vit.export import TITLE, export_html, with_maps
 from vit.figure import figure
 from vit.images import prepare
-from vit.overlay import Style, draw, outline, png_bytes, sheet
+from vit.overlay import Style, draw, png_bytes
 from vit.page.models import Loaded
 from vit.page.pictures import Shown
-from vit.page.view import PICTURE_PX, View
-from vit.words import percent, prediction, token_label
+from vit.page.view import View
+from vit.payload import payload
+from vit.words import prediction
+
+_OWN_KEY = "own_picture_payload"
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,32 @@ class Explained:
     @property
     def relevance_map(self) -> np.ndarray:
         """(GY, GX): what the large picture shows."""
-        return self.relevance[self.chosen]
+        return self._drawn_weights(self.relevance[self.chosen])
+
+    def _drawn_weights(self, weights: np.ndarray) -> np.ndarray:
+        """(..., GY, GX): the weights, or 1 where the mass mask is and 0 elsewhere."""
+        if self.view.mass is None:
+            return weights
+        patches = torch.from_numpy(weights.reshape(*weights.shape[:-2], -1))
+        return mass_mask(patches, self.view.mass).float().numpy().reshape(weights.shape)
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """(1, C, height, width): what the model is given."""
+        device = next(self.loaded.model.parameters()).device
+        return prepare(self.shown.seen, self.loaded.checkpoint).to(device)
+
+    @property
+    def payload(self) -> dict:
+        """What the viewer in the browser needs."""
+        view = self.view
+        key = (self.loaded.checkpoint.id, self.shown.name, view.fit, view.fusion, view.discard)
+        if not self.shown.is_own:
+            return _payload(key, self)
+        kept = st.session_state.get(_OWN_KEY)  # the picture is in it: closing the page forgets it
+        if kept is None or kept[0] != key:
+            kept = st.session_state[_OWN_KEY] = (key, _make_payload(self))
+        return kept[1]
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -75,55 +106,12 @@ class Explained:
     def title(self) -> str:
         return self.view.sentence(self.architecture)
 
-    @property
-    def alt(self) -> str:
-        drawn = "lit" if self.view.draw == "light" else "coloured"
-        return f"{self.shown.title}, {drawn} by attention. {self.title}. {self.looks_most_at}"
-
-    @property
-    def sheet_alt(self) -> str:
-        layers, heads = self.architecture.num_layers, self.architecture.num_heads
-        return (
-            f"{layers} layers by {heads} heads as thumbnails, and all heads together, each lit where it looks"
-        )
-
-    @cached_property
-    def looks_most_at(self) -> str:
-        """The largest weights and that of CLS, in words."""
-        patches = self.relevance_map.flatten()
-        most = " and ".join(
-            f"{token_label(token_name(patch + 1, self.architecture.grid))} ({percent(patches[patch])})"
-            for patch in patches.argsort()[::-1][:2].tolist()
-        )
-        cls = percent(self.rows[self.chosen][0])
-        if self.view.looked_at:
-            return f"Most by {most}; by CLS {cls}."
-        return f"Most weight on {most}; CLS has {cls}."
-
-    def lit_png(self) -> bytes:
-        """The large picture."""
-        return png_bytes(self.lit())
-
-    def lit(self) -> np.ndarray:
-        """(h, w, 3) uint8: the picture with its relevance, and the token's patch outlined."""
-        height, width = self.shown.canvas.shape[:2]
-        scale = PICTURE_PX / max(height, width)
-        size_px = (round(height * scale), round(width * scale))
-        drawn = draw(self.shown.canvas, self.relevance_map, self.view.style, size_px=size_px)
-        return drawn if self.cell is None else outline(drawn, self.cell, self.architecture.grid)
-
     def seen_png(self) -> bytes:
         """What the model sees, enlarged with crisp pixels."""
         height, width = self.shown.seen.shape[:2]
         times = max(1, 256 // max(height, width))
         size_px = (height * times, width * times)
         return png_bytes(draw(self.shown.seen, np.ones((1, 1)), Style(strength=0), size_px=size_px))
-
-    def sheet_png(self) -> bytes:
-        """All layers by all heads."""
-        return png_bytes(
-            sheet(self.shown.seen, self.relevance, self.view.style, chosen=self.chosen, thumb_px=96)
-        )
 
     def print_png(self) -> bytes:
         """The export: print size, with a colour bar and the settings inside."""
@@ -137,6 +125,16 @@ class Explained:
             cell=self.cell,
         )
         return png_bytes(image, {f"patchlight {name}": value for name, value in self.facts.items()})
+
+    def film(self, kind: str) -> bytes:
+        """The picture under one layer after another, as GIF or WebP."""
+        weights = self._drawn_weights(self.relevance[:, self.chosen[1]])
+        return play_through(self.shown.canvas, weights, self.view.style, kind=kind, cell=self.cell)
+
+    def page(self) -> bytes:
+        """The viewer with this picture, as one HTML file that needs no network."""
+        data = with_maps(self.payload | {"view": self.view.all_params()}, self.explanation)
+        return export_html([data], f"{self.shown.title}: {TITLE.lower()}").encode()
 
     @property
     def facts(self) -> dict[str, str]:
@@ -172,3 +170,16 @@ def _explain(
         return explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)
     except ValueError as error:
         raise CheckpointError(f"{_loaded.checkpoint.name}: {error}.") from error
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _payload(key: tuple[str | float, ...], _explained: Explained) -> dict:
+    return _make_payload(_explained)
+
+
+def _make_payload(explained: Explained) -> dict:
+    view, shown = explained.view, explained.shown
+    return payload(
+        explained.explanation, explained.loaded.checkpoint, shown.canvas, name=shown.name, title=shown.title,
+        fusion=view.fusion, discard=view.discard, true_class=shown.true_class,
+    )  # fmt: skip

@@ -57,7 +57,7 @@ def _pick(key: str, label: str, chosen: str, items: list[dict]) -> None:
 
     def picked() -> None:
         picture = st.session_state[key].get("picked")
-        if picture in offered:
+        if isinstance(picture, str) and picture in offered:
             change_view(picture=picture)
 
     _grid(key=key, data={"label": label, "chosen": chosen, "items": items}, on_picked_change=picked)
@@ -182,19 +182,27 @@ def _from_visitor() -> None:
         type=["png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff"],
         max_upload_size=MAX_BYTES // 2**20,
         key="upload_picture",
+        on_change=_brought,
+        args=("upload_picture",),
         help="It stays in this session's memory and is gone when you close the page.",
     )
     if st.toggle("Use the camera", key="gallery_camera"):
-        file = st.camera_input("Take a picture", key="camera_picture") or file
+        taken = st.camera_input(
+            "Take a picture", key="camera_picture", on_change=_brought, args=("camera_picture",)
+        )
+        file = taken or file
+    problem = st.session_state.get("upload_problem")
+    if file and problem:  # as long as the file is listed
+        tell(st.error, problem)
+
+
+def _brought(key: str) -> None:
+    """A callback, since the picture is drawn before the gallery is."""
+    file = st.session_state[key]
+    st.session_state["upload_problem"] = ""
     if file is None:
         return
-    last_id, problem = st.session_state.get("last_upload", ("", ""))
-    if last_id != file.file_id:
-        problem = ""
-        try:
-            change_view(picture=keep_own(file.getvalue()))
-        except PictureError as error:
-            problem = f"{error} The picture that was shown is unchanged."
-        st.session_state["last_upload"] = file.file_id, problem
-    if problem:  # as long as the file is listed
-        tell(st.error, problem)
+    try:
+        change_view(picture=keep_own(file.getvalue()))
+    except PictureError as error:
+        st.session_state["upload_problem"] = f"{error} The picture that was shown is unchanged."

@@ -44,6 +44,11 @@ def change_view(**changes) -> None:
     st.session_state[_KEY] = replace(current_view(), **changes)
 
 
+def keep_view(view: View) -> None:
+    """Change the whole view from a callback."""
+    st.session_state[_KEY] = view
+
+
 def set_view(view: View) -> None:
     """Keep the view and write it to the URL; other parameters, as the tab's, are left alone."""
     st.session_state[_KEY] = view

@@ -43,6 +43,8 @@ class View:
     draw: str = "light"
     strength: float | None = None  # None is what suits `draw`
     smooth: bool = False
+    mass: float | None = None  # the smallest set of patches that holds this share; None shows all weights
+    scale: str = "own"  # or "shared": one scale for all maps
     fit: str = "crop"
 
     @classmethod
@@ -57,6 +59,21 @@ class View:
             except ValueError:
                 problems.append(name)
         return cls(**known), problems
+
+    def with_params(self, params: Mapping[str, object], architecture: Architecture) -> "View":
+        """This view with what the viewer in the browser says; the rest, and what cannot be, is as it was.
+
+        As in `all_params`, "" and "no" are the default. Picture and model are not the viewer's to choose.
+        """
+        default, known = View(), {}
+        for name in _VIEWER_PARAMS & params.keys():
+            try:
+                text = str(params[name])
+                known[name] = getattr(default, name) if text in ("", "no") else _PARAMS[name].read(text)
+            except ValueError:
+                continue
+        lacking = replace(self, **known).lacking(architecture)
+        return replace(self, **{name: known[name] for name in known.keys() - lacking}).within(architecture)
 
     def to_params(self) -> dict[str, str]:
         """The parameters of a link to this view: what differs from the default."""
@@ -180,8 +197,13 @@ _PARAMS: dict[str, _Param] = {
     "draw": _one_of("light", "heat"),
     "strength": _Param(_share, lambda value: f"{value:g}"),
     "smooth": _flag("yes"),
+    "mass": _Param(_share, lambda value: f"{value:g}"),
+    "scale": _one_of("own", "shared"),
     "fit": _one_of("crop", "pad"),
 }
+
+
+_VIEWER_PARAMS = _PARAMS.keys() - {"picture", "model", "fit"}
 
 
 def snippet(view: View, architecture: Architecture, checkpoint: str, data: str = "cifar10") -> str:
@@ -217,6 +239,10 @@ def snippet(view: View, architecture: Architecture, checkpoint: str, data: str =
             f'made = make_patterns({PATTERN_SAMPLES}, SEED, split="test")\n'
             f"picture = Image.fromarray(made.images[{int(key)}])"
         )
+    relevance = "explanation.relevance[0].cpu()"
+    if view.mass is not None:
+        imports = imports.replace("import vit", "import vit\nfrom vit.attention import mass_mask", 1)
+        relevance = f"mass_mask({relevance}, {view.mass:g}).float()"
     overlay, framing = "Style, draw, png_bytes", ""
     patterns = "\nfrom vit.patterns import SEED, make_patterns" if kind == "pattern" else ""
     if view.token != "cls":
@@ -236,6 +262,6 @@ explanation = vit.explain(model, x{arguments})
 canvas = to_array(framed(picture, checkpoint.architecture.img_size{how}))
 scale = {PICTURE_PX} / max(canvas.shape[:2])
 size_px = (round(canvas.shape[0] * scale), round(canvas.shape[1] * scale))
-lit = draw(canvas, explanation.relevance[0].cpu(), {style}, size_px=size_px)
+lit = draw(canvas, {relevance}, {style}, size_px=size_px)
 {framing}Path("lit.png").write_bytes(png_bytes(lit))
 """
