@@ -1,6 +1,7 @@
 """What the tests of the page share: they see no data, cache or runs of the machine unless they ask for it."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture
@@ -52,6 +56,21 @@ def write_checkpoint():
         return save(architecture.build(init="tutorial"), checkpoint, path)
 
     return write
+
+
+# Not for the whole session: while Playwright runs, no other test can have an event loop.
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium. Without it the test is skipped; with PATCHLIGHT_BROWSER=required (as in CI) it fails."""
+    if not Path(CHROMIUM).exists():
+        why = f"there is no Chromium at {CHROMIUM}"
+        (pytest.fail if os.environ.get("PATCHLIGHT_BROWSER") == "required" else pytest.skip)(why)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,50 @@ def test_png_opens_and_says_how_it_was_made(capsys, tmp_path):
     assert Style(**json.loads(facts["style"])) == Style("heat", 0.5, smooth=True)
 
 
+def test_mass_lights_the_patches_that_hold_it_and_says_how_many(capsys, tmp_path):
+    target, plain = tmp_path / "cat.png", tmp_path / "plain.png"
+    flags = ["--discard", "0.9", "--strength", "1", "--npz", tmp_path / "cat.npz"]
+    assert run(capsys, "explain", CAT, "--out", target, "--mass", "0.5", *flags)[0] == 0
+    assert run(capsys, "explain", CAT, "--out", plain, *flags)[0] == 0
+    relevance = np.load(tmp_path / "cat.npz")["relevance"]
+    falling = np.sort(relevance.ravel().astype(np.float64))[::-1]
+    count = 1 + np.flatnonzero(falling.cumsum() >= falling.sum() / 2)[0]
+    with Image.open(target) as picture, Image.open(plain) as other:
+        pixels, unmasked = np.asarray(picture), np.asarray(other)
+        facts = picture.text
+    assert f"the {count} of 64 patches that hold 50\u00a0% of the weight" in facts["Description"]
+    assert json.loads(facts["settings"])["mass"] == 0.5
+    left, right = pixels[130:642, 48:560], pixels[130:642, 640:1152]  # 512 px, 64 a patch
+    assert not np.array_equal(right, unmasked[130:642, 640:1152])
+    for (row, column), weight in np.ndenumerate(relevance):
+        patch = np.s_[64 * row : 64 * (row + 1), 64 * column : 64 * (column + 1)]
+        if weight >= falling[count - 1]:
+            np.testing.assert_allclose(right[patch].astype(int), left[patch], atol=1)
+        else:
+            assert right[patch].max() == 0
+
+
+def test_a_shared_scale_is_that_of_the_largest_weight_of_all_layers_and_heads(capsys, tmp_path):
+    flags = ["--method", "raw", "--layer", "2", "--head", "3", "--strength", "1"]
+    npz = tmp_path / "cat.npz"
+    assert run(capsys, "explain", CAT, "--out", tmp_path / "own.png", "--npz", npz, *flags)[0] == 0
+    assert run(capsys, "explain", CAT, "--out", tmp_path / "all.png", "--scale", "shared", *flags)[0] == 0
+    found = np.load(npz)
+    rows = found["attention"][:, :, 0, 1:]
+    share = found["relevance"].max() / rows.max()  # the mean over heads is never above the largest head
+    assert share < 0.9
+    # where this map is lightest, its light is that share: in linear light, all channels times `share`
+    lines = np.s_[130:642, 640:1152]
+    with Image.open(tmp_path / "own.png") as own, Image.open(tmp_path / "all.png") as shared:
+        lit, dimmed = (np.asarray(each)[lines] / 255 for each in (own, shared))
+    row, column = np.unravel_index(found["relevance"].argmax(), (8, 8))
+    patch = np.s_[64 * row + 8 : 64 * row + 56, 64 * column + 8 : 64 * column + 56]
+    linear = [
+        np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4) for s in (lit[patch], dimmed[patch])
+    ]
+    np.testing.assert_allclose(linear[1], share * linear[0], atol=0.01)
+
+
 def test_several_pictures_go_to_folders_and_the_bad_one_stops_none(capsys, tmp_path):
     other = tmp_path / "other" / "cat_00.jpg"
     other.parent.mkdir()
@@ -280,6 +324,8 @@ def test_ctrl_c_ends_with_130_one_line_and_no_half_file(capsys, tmp_path, tiny, 
         (["explain", CAT, "--method", "grad"], "grad"),
         (["explain", CAT, "--discard", "1.5"], "from 0 to 1"),
         (["explain", CAT, "--residual", "nan"], "from 0 to 1"),
+        (["explain", CAT, "--mass", "50"], "from 0 to 1"),
+        (["explain", "--data", ".", "--npz", "a.npz", "--mass", "1"], "--mass is for single pictures"),
         (["explain", CAT, "--strength", "much"], "a number"),
         (["explain", CAT, "--out", "cat.jpg"], ".png"),
         (["explain", CAT, "--device", "toaster"], "not a device"),
@@ -481,6 +527,11 @@ def test_info_tells_shapes_and_parameters(capsys):
         "head",
     )
     assert sum(found["parts"][part] for part in whole) == found["parameters"] == 3_189_514
+    assert sum(stage["parameters"] for stage in found["stages"]) == found["parameters"]
+    table = out[out.index("Stages") : out.index("Parameters by part")]
+    for stage in found["stages"]:
+        for name in (stage["name"], *(f"{stage['name']}, {part['name']}" for part in stage["parts"])):
+            assert sum(line.strip().startswith(f"{name} ") for line in table.splitlines()) == 1
 
 
 def test_data_says_where_and_what(capsys, colours):

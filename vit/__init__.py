@@ -27,8 +27,15 @@ _HOME = {
     "attention_entropy_bits": "attention",
     "mean_attention_distance_px": "attention",
     "cls_share": "attention",
+    "mass_mask": "attention",
     "Explanation": "explanation",
     "explain": "explanation",
+    "Change": "cause",
+    "answer": "cause",
+    "leave_one_out": "cause",
+    "head_effects": "cause",
+    "cover_most": "cause",
+    "rank_correlation": "cause",
     "open_picture": "images",
     "PictureError": "images",
     "prepare": "images",
@@ -37,6 +44,9 @@ _HOME = {
     "load": "checkpoint",
     "save": "checkpoint",
     "draw": "overlay",
+    "play_through": "animation",
+    "payload_of": "export",
+    "export_html": "export",
 }
 __all__ = list(_HOME)
 

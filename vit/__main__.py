@@ -1,4 +1,4 @@
-"""The command line: `python -m vit explain | evaluate | info | data | convert | bench`.
+"""The command line: `python -m vit explain | probe | export | evaluate | info | data | convert | bench`.
 
 Exit codes: 0 all is well; 2 bad input, with one line on stderr; 130 stopped by Ctrl-C.
 
@@ -84,6 +84,8 @@ def _refuse_with_data(args: argparse.Namespace) -> None:
         "style",
         "strength",
         "smooth",
+        "mass",
+        "scale",
         "fit",
         "out",
     ):
@@ -113,6 +115,39 @@ def _explain_data(args: argparse.Namespace, model, checkpoint, settings) -> int:
     else:
         print(f"{args.npz}: {len(pictures):,} pictures of {pictures.name}")
     return 0
+
+
+def _probe(args: argparse.Namespace) -> int:
+    from dataclasses import fields
+
+    from vit.probe_command import Probe, probe, probe_lines
+
+    asked = Probe(**{field.name: getattr(args, field.name) for field in fields(Probe)})
+    found = probe(args.picture, *_load(args), asked)
+    print(json.dumps(found) if args.json else "\n".join(probe_lines(found)))
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    if args.html is args.gif is args.webp is None:
+        raise ValueError("name what to write: --html FILE.html, --gif FILE.gif or --webp FILE.webp")
+    from dataclasses import fields
+
+    from vit.explain_command import Settings
+    from vit.export import TITLE
+    from vit.export_command import export_pictures
+    from vit.overlay import Style
+
+    names = {field.name for field in fields(Settings)}
+    failed = export_pictures(
+        args.pictures,
+        *_load(args),
+        Settings(**{name: value for name, value in vars(args).items() if name in names}),
+        style=Style(args.style, args.strength, args.smooth),
+        title=TITLE if args.title is None else args.title,
+        html=args.html, gif=args.gif, webp=args.webp, as_json=args.json,
+    )  # fmt: skip
+    return 2 if failed else 0
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -230,6 +265,8 @@ def _pictures(args: argparse.Namespace, checkpoint, split: str, progress):
 
 _COMMANDS = {
     "explain": _explain,
+    "probe": _probe,
+    "export": _export,
     "evaluate": _evaluate,
     "info": _info,
     "data": _data,

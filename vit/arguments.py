@@ -50,6 +50,24 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )  # fmt: skip
 
+    _probe_arguments(
+        command(
+            "probe", "Say what changes the answer: heads switched off, patches covered.",
+            "probe cat.png --heads-off 3.1 6.4 --layers",
+            "probe cat.png --cover 3,4 3,5 4,4 --fill blur",
+            "probe cat.png --cover-most 16 --leave-one-out --head-effects",
+        )
+    )  # fmt: skip
+
+    _export_arguments(
+        command(
+            "export", "Keep pictures in the viewer as one HTML file, or play the layers as a GIF or WebP.",
+            "export cat.png --html cat.html",
+            "export photos/*.jpg --html photos.html --title 'Our holiday'",
+            "export cat.png --gif cat.gif --method raw --head 3 --style heat",
+        )
+    )  # fmt: skip
+
     evaluate = command(
         "evaluate", "Measure accuracy and calibration on labelled pictures, and name the worst mistakes.",
         "evaluate", "evaluate --data photos/ --json", "evaluate --flip --mistakes 20",
@@ -117,23 +135,14 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     add("pictures", nargs="*", metavar="PICTURE", help="PNG, JPEG, WebP, GIF, BMP or TIFF")
     _checkpoint_arguments(parser)
     group = parser.add_argument_group("what is shown (layers, heads, rows and columns count from 1)")
+    _view_arguments(group, discard=0.0)
     add = group.add_argument
-    add("--method", choices=("rollout", "raw"), default="rollout", help="default: rollout")
-    add("--layer", type=_from_one, metavar="K", help="default: the last")
-    add("--head", type=_from_one, metavar="K", help="default: all, fused")
-    add("--token", default="cls", metavar="cls|ROW,COL", help="whose view; default: cls")
-    add("--looked-at", action="store_true", help="who looks at the token, not where it looks")
-    add("--fusion", choices=("mean", "max", "min"), default="mean", help="of heads; default: mean")
-    add("--discard", type=_share, default=0.0, metavar="R", help="share of each row set to 0; default: 0")
     add(
         "--residual", type=_share, default=0.5, metavar="R", help="share of the skip connection; default: 0.5"
     )
     add("--start-layer", type=_from_one, default=1, metavar="K", help="where rollout starts; default: 1")
-    add("--fit", choices=("crop", "pad"), default="crop", help="how a picture is made square; default: crop")
-    add = parser.add_argument_group("how it is drawn").add_argument
-    add("--style", choices=("light", "heat"), default="light", help="default: light")
-    add("--strength", type=_share, metavar="R", help="default: 0.85 for light, 0.6 for heat")
-    add("--smooth", action="store_true", help="blend between patches")
+    group = parser.add_argument_group("how it is drawn")
+    _style_arguments(group)
     add = parser.add_argument_group("files (for several pictures: folders)").add_argument
     add("--out", type=Path, metavar="FILE.png", help="the picture explained, for print")
     add("--npz", type=Path, metavar="FILE.npz", help="attention, rollout, logits, relevance as numpy arrays")
@@ -143,6 +152,67 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of pictures; --npz then holds the CLS rows of all of them (alone: as `vit data`)",
     )  # fmt: skip
     add("--limit", type=_from_one, metavar="N", help="only the first N")
+
+
+def _probe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("picture", metavar="PICTURE", help="PNG, JPEG, WebP, GIF, BMP or TIFF")
+    _checkpoint_arguments(parser)
+    group = parser.add_argument_group("what is changed (layers, heads, rows and columns count from 1)")
+    add, several = group.add_argument, {"nargs": "+", "action": "extend", "default": []}
+    add("--heads-off", type=_layer_and_head, metavar="L.H", help="heads switched off: layer.head", **several)
+    add("--layer-off", type=_from_one, metavar="L", help="layers with all heads switched off", **several)
+    add("--only-head", type=_layer_and_head, metavar="L.H", help="every other head is switched off")
+    add("--cover", metavar="ROW,COLUMN", help="patches of the picture", **several)
+    add(
+        "--fill", choices=("removed", "mean", "blur"), default="removed",
+        help="what covered patches become: no tokens at all (default), the mean colour, or blurred",
+    )  # fmt: skip
+    add("--fit", choices=("crop", "pad"), default="crop", help="how a picture is made square; default: crop")
+    add = parser.add_argument_group("what is measured besides").add_argument
+    add("--layers", action="store_true", help="the most probable class after each layer")
+    add("--cover-most", type=_from_zero, metavar="N", help="cover what CLS looks at most, against random")
+    add("--leave-one-out", action="store_true", help="what the class loses without each patch")
+    add("--head-effects", action="store_true", help="what the class loses without each head")
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="PNG, JPEG, WebP, GIF, BMP or TIFF")
+    _checkpoint_arguments(parser)
+    group = parser.add_argument_group("files, at least one (GIF and WebP of several pictures: folders)")
+    add = group.add_argument
+    add("--html", type=Path, metavar="FILE.html", help="all pictures in the viewer; needs no Python")
+    add("--gif", type=Path, metavar="FILE.gif", help="a film: a frame for each layer")
+    add("--webp", type=Path, metavar="FILE.webp", help="the same film, lossless")
+    add("--title", metavar="T", help="the heading of the HTML file")
+    group = parser.add_argument_group(
+        "what is shown first, and in films (layers, heads, rows and columns count from 1)"
+    )
+    _view_arguments(group, discard=0.9)
+    _style_arguments(parser.add_argument_group("how it is drawn"))
+
+
+def _view_arguments(group, discard: float) -> None:
+    add = group.add_argument
+    add("--method", choices=("rollout", "raw"), default="rollout", help="default: rollout")
+    add("--layer", type=_from_one, metavar="K", help="default: the last")
+    add("--head", type=_from_one, metavar="K", help="default: all, fused")
+    add("--token", default="cls", metavar="cls|ROW,COL", help="whose view; default: cls")
+    add("--looked-at", action="store_true", help="who looks at the token, not where it looks")
+    add("--fusion", choices=("mean", "max", "min"), default="mean", help="of heads; default: mean")
+    add(
+        "--discard", type=_share, default=discard, metavar="R",
+        help=f"share of each row set to 0; default: {discard:g}",
+    )  # fmt: skip
+    add("--fit", choices=("crop", "pad"), default="crop", help="how a picture is made square; default: crop")
+
+
+def _style_arguments(group) -> None:
+    add = group.add_argument
+    add("--style", choices=("light", "heat"), default="light", help="default: light")
+    add("--strength", type=_share, metavar="R", help="default: 0.85 for light, 0.6 for heat")
+    add("--smooth", action="store_true", help="blend between patches")
+    add("--mass", type=_share, metavar="R", help="light only the fewest patches that hold this share")
+    add("--scale", choices=("own", "shared"), default="own", help="shared: one for all layers and heads")
 
 
 def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +272,13 @@ def _share(text: str) -> float:
     if not 0 <= (value := _number(text)) <= 1:
         raise argparse.ArgumentTypeError(f"a number from 0 to 1 is needed, not {text}")
     return value
+
+
+def _layer_and_head(text: str) -> tuple[int, int]:
+    layer, point, head = text.partition(".")
+    if not point:
+        raise argparse.ArgumentTypeError(f"LAYER.HEAD is needed, such as 3.1, not {text!r}")
+    return _from_one(layer), _from_one(head)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

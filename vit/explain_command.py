@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vit.attention import mass_mask, token_index
+from vit.attention import mass_mask, token_grid, token_index
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures
 from vit.evaluate import BATCH, check_match
-from vit.explanation import Explanation, cls_rows, explain
+from vit.explanation import Explanation, cls_rows, explain, head_rows
 from vit.figure import figure
 from vit.files import write_whole
 from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
@@ -44,6 +45,7 @@ class Settings:
     start_layer: int = 1
     fit: str = "crop"
     mass: float | None = None  # 0 to 1: only the fewest patches that hold this share of the weight are lit
+    scale: str = "own"  # or "shared": drawn on one scale with all layers and heads
 
     def rollout_options(self, model: VisualTransformer) -> dict:
         """The keyword arguments of `cls_rows`. ValueError for a layer that the model lacks."""
@@ -71,6 +73,17 @@ class Settings:
             "token": token_index(self.token, model.grid),
             "looked_at": self.looked_at,
         }
+
+    def rows(self, explanation: Explanation, model: VisualTransformer) -> Tensor:
+        """(L, H + 1, GY, GX) of the first picture: the token's weights in every layer and head, and fused."""
+        options = self.options(model)
+        del options["layer"], options["head"]
+        return token_grid(head_rows(explanation, **options)[0], model.grid)
+
+    def top(self, explanation: Explanation, model: VisualTransformer) -> float | None:
+        """The weight drawn at full light; None for the map's own largest."""
+        shared = self.scale == "shared" and self.mass is None
+        return self.rows(explanation, model).max().item() if shared else None
 
     def sentence(self, model: VisualTransformer) -> str:
         """The settings in words, for a caption."""
@@ -228,6 +241,7 @@ def _png(
         title=said,
         caption_lines=[f"{what}.", f"Model: {source}."],
         style=style,
+        top=settings.top(explanation, model),
         weights_label=label,
         original=to_array(picture),
         cell=None if token == 0 else divmod(token - 1, model.grid[1]),

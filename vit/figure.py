@@ -30,11 +30,13 @@ def figure(
     size_px: int = 1200,
     original: ArrayLike | None = None,
     cell: tuple[int, int] | None = None,
+    top: float | None = None,
 ) -> Image.Image:
     """One map (GY, GX) for print, RGB on white, `size_px` wide: plain picture, drawn picture and colour bar.
 
     `original` (H, W, 3) is shown as the plain picture instead: the photo before it was framed for the model.
     `cell` (row, column from 0) is the patch whose view is drawn, and gets a frame.
+    `top` is the weight drawn at full light, as in `draw`.
     Long texts wrap and make the figure taller; letters beyond Pillow's own font are replaced. ValueError as
     in `draw`, and for less than 200 px.
     """
@@ -56,13 +58,13 @@ def figure(
     drawn_box = _fitted(picture, half, round(1.5 * half))
     bar_px = max(drawn_box[1], round(0.6 * half))  # a narrow picture still has room for three numbers
     unlit = draw(plain, [[1.0]], Style("light", strength=0.0), size_px=box)  # resized as the drawn one is
-    drawn = draw(picture, weights, style, size_px=drawn_box)
+    drawn = draw(picture, weights, style, size_px=drawn_box, top=top)
     if cell is not None:
         drawn = outline(drawn, cell, weights.shape)
     size = f"picture, {plain.shape[1]} x {plain.shape[0]} pixels"
     label = _text(size, half, text_px, _QUIET_INK)
     left = _column(half, [(0, Image.fromarray(unlit)), (px(16), label)])
-    bar = _bar(max(0.0, weights.max()), style, bar_px, px(20), text_px)
+    bar = _bar(max(0.0, weights.max()) if top is None else top, style, bar_px, px(20), text_px)
     label = _text(weights_label, bar_px, text_px, _QUIET_INK)
     right = _column(bar_px, [(0, Image.fromarray(drawn)), (px(20), bar), (0, label)])
     # Flush with both margins: what whole pixels leave over widens the gap between the two.

@@ -123,13 +123,22 @@ class Explained:
             caption_lines=(f"{self.title}.", f"Model: {checkpoint.name}, id {checkpoint.id}."),
             style=self.view.style,
             cell=self.cell,
+            top=self.top,
         )
         return png_bytes(image, {f"patchlight {name}": value for name, value in self.facts.items()})
+
+    @property
+    def top(self) -> float | None:
+        """The weight drawn at full light; None for each map's own largest."""
+        shared = self.view.scale == "shared" and self.view.mass is None
+        return float(self.relevance.max()) if shared else None
 
     def film(self, kind: str) -> bytes:
         """The picture under one layer after another, as GIF or WebP."""
         weights = self._drawn_weights(self.relevance[:, self.chosen[1]])
-        return play_through(self.shown.canvas, weights, self.view.style, kind=kind, cell=self.cell)
+        return play_through(
+            self.shown.canvas, weights, self.view.style, kind=kind, cell=self.cell, top=self.top
+        )
 
     def page(self) -> bytes:
         """The viewer with this picture, as one HTML file that needs no network."""
