@@ -1,9 +1,10 @@
-"""The page as a whole, without a browser: AppTest runs app.py and drives its controls.
+"""The page as a whole, without a browser: AppTest runs app.py, and these tests say what a browser would.
 
-Clicks in the gallery need one, and are tested in test_browser.py.
+Run: pytest tests/test_app.py (a minute). What the browser itself does is tested in test_browser.py.
 """
 
-import html
+import base64
+import gc
 import io
 import json
 import os
@@ -20,6 +21,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from streamlit.components.v2.bidi_component.main import _make_trigger_id
+from streamlit.proto.WidgetStates_pb2 import WidgetState
 from streamlit.testing.v1 import AppTest
 from synthetic import made, write_parquet
 
@@ -27,6 +30,7 @@ from vit.images import picture_id
 from vit.page.view import View
 
 ROOT = Path(__file__).parents[1]
+VIEWER_FIELDS = [field.name for field in fields(View) if field.name not in ("picture", "model", "fit")]
 pytestmark = pytest.mark.usefixtures("page_folders")
 
 
@@ -53,9 +57,42 @@ def link_of(app: AppTest) -> dict[str, str]:
     return {name: params[name] for name in params if name in {field.name for field in fields(View)}}
 
 
-def picture_of(app: AppTest) -> str:
-    """The address of the large picture, which follows from its bytes."""
-    return app.get("image")[0].proto.imgs[0].url
+def component(app: AppTest, name: str):
+    """The viewer, the wire or the gallery, as it was sent to the browser."""
+    return next(
+        each.proto for each in app.get("bidi_component") if each.proto.component_name == f"patchlight_{name}"
+    )
+
+
+def data_of(app: AppTest, name: str = "viewer") -> dict:
+    """What such a component was given."""
+    return json.loads(component(app, name).json)
+
+
+def sends(app: AppTest, name: str, **states) -> AppTest:
+    """As if the component set these states in the browser; AppTest speaks for Streamlit's own widgets."""
+    return _run_with(app, WidgetState(id=component(app, name).id, json_value=json.dumps(states)))
+
+
+def triggers(app: AppTest, name: str, event: str, value: object) -> AppTest:
+    """As if the component set off this trigger."""
+    payload = json.dumps([{"event": event, "value": value}])
+    return _run_with(
+        app, WidgetState(id=_make_trigger_id(component(app, name).id, "events"), json_trigger_value=payload)
+    )
+
+
+def _run_with(app: AppTest, state: WidgetState) -> AppTest:
+    all_states = app._tree.get_widget_states()
+    all_states.widgets.append(state)
+    return shown(app._run(all_states))
+
+
+def says(app: AppTest, **choices) -> AppTest:
+    """As if these were chosen in the viewer, beside what it holds: it says all of its state at once."""
+    view = view_of(app).all_params()
+    told = {name: view[name] for name in VIEWER_FIELDS} | choices
+    return sends(app, "viewer", view=told)
 
 
 def said(text: str) -> str:
@@ -98,18 +135,38 @@ def test_set(tmp_path, monkeypatch):
 def test_the_first_visit_shows_an_explained_picture():
     app = opened()
     assert app.title[0].value == "Patchlight"
-    images = app.get("image")
-    assert len(images) == 3  # the picture, all layers and heads, what the model sees
-    # A JPEG, which is Streamlit's choice for bytes, would be off by more than 2 of 255.
-    assert all(image.proto.imgs[0].url.endswith(".png") and image.proto.imgs[0].alt for image in images)
+    data = data_of(app)
+    assert data["title"] == "frog 07"
+    assert data["true_class"] == "frog"
+    assert data["classes"][answer_of(data).argmax()] == "frog"
+    assert data["view"] == View().all_params()
     words = words_of(app)
-    assert "**frog**" in words
-    assert "true label: frog" in words
-    assert "Where CLS looks: rollout of layers 1 to 6" in words
-    assert "Most weight on row" in words
-    assert "not why it decides" in words
+    assert "not yet why it decides" in words
+    (seen,) = app.get("image")  # what the model sees; the large picture is the viewer's
+    # A JPEG, which is Streamlit's choice for bytes, would be off by more than 2 of 255.
+    assert seen.proto.imgs[0].url.endswith(".png")
+    assert seen.proto.imgs[0].alt == "frog 07 at 32 by 32 pixels"
     assert not app.error
     assert link_of(app) == {}
+
+
+def answer_of(data: dict) -> np.ndarray:
+    """(K,) probabilities, of a payload."""
+    return np.frombuffer(base64.b64decode(data["probabilities"]), np.float32).reshape(data["layers"], -1)[-1]
+
+
+def test_what_is_drawn_in_the_viewer_has_no_widget_of_streamlit_s():
+    app = opened()
+    assert not [*app.slider, *app.toggle, *app.get("plotly_chart")]
+    assert [each.key for each in app.selectbox] == ["view_model"]
+    assert [each.key for each in app.segmented_control] == ["gallery_place"]
+    names = [each.proto.component_name for each in app.get("bidi_component")]
+    assert sorted(names) == ["patchlight_gallery", "patchlight_viewer", "patchlight_wire"]
+    viewer = component(app, "viewer")
+    assert viewer.isolate_styles
+    assert "export default" in viewer.js_content
+    sources = viewer.html_content + viewer.css_content + viewer.js_content
+    assert not re.search(r"(src|href)=.?https?:|^import |@import|innerHTML", sources, re.MULTILINE)
 
 
 def test_the_title_is_painted_before_torch_is_imported(tmp_path):
@@ -178,55 +235,24 @@ def test_a_further_session_costs_at_most_15_mb(page_server):
     assert growth <= 15
 
 
-# Controls and links
-
-CONTROLS = {  # kind, what to choose, field, value, what the link says
-    "layer": ("slider", 3, 2, "3"),
-    "head": ("segmented_control", 4, 4, "5"),
-    "method": ("segmented_control", "raw", "raw", "raw"),
-    "looked_at": ("segmented_control", True, True, "yes"),
-    "token": ("selectbox", "3,5", "3,5", "3,5"),
-    "fusion": ("segmented_control", "max", "max", "max"),
-    "discard": ("slider", 0.4, 0.4, "0.4"),
-    "draw": ("segmented_control", "heat", "heat", "heat"),
-    "strength": ("slider", 0.5, 0.5, "0.5"),
-    "smooth": ("toggle", True, True, "yes"),
-}
-
-
-@pytest.mark.parametrize("name", CONTROLS)
-def test_every_control_changes_what_is_shown_and_the_link(name):
-    kind, choice, value, text = CONTROLS[name]
-    app = opened()
-    before = picture_of(app)
-    shown(getattr(app, kind)(key=f"view_{name}").set_value(choice).run())
-    assert getattr(view_of(app), name) == value
-    assert link_of(app) == {name: text}
-    assert picture_of(app) != before
-    shown(app.run())  # nothing falls back at the next run
-    assert link_of(app) == {name: text}
-
-
-def test_the_last_layer_and_all_heads_are_the_default():
-    app = opened(layer="2", head="3")
-    app.slider(key="view_layer").set_value(6)
-    shown(app.segmented_control(key="view_head").set_value("all").run())
-    assert link_of(app) == {}
-
+# Links
 
 WHOLE_LINK = {
     "picture": "sample:cat_00", "method": "raw", "looked_at": "yes", "layer": "2", "head": "5",
     "token": "3,4", "fusion": "min", "discard": "0.35", "draw": "heat", "strength": "0.7",
-    "smooth": "yes", "fit": "pad",
+    "smooth": "yes", "mass": "0.6", "scale": "shared", "fit": "pad",
 }  # fmt: skip
 
 
 def test_a_link_reproduces_the_view():
     first, second = opened(**WHOLE_LINK), opened(**WHOLE_LINK)
     assert link_of(first) == WHOLE_LINK
+    assert set(WHOLE_LINK) == set(View().all_params()) - {"model"}
     assert view_of(first) == View.from_params(WHOLE_LINK)[0]
-    assert "Who looks at row 3, column 4: attention of layer 2, head 5" in words_of(first)
-    assert picture_of(first) == picture_of(second) != picture_of(opened())
+    assert data_of(first) == data_of(second)
+    assert data_of(first)["view"] == WHOLE_LINK | {"model": "bundled"}
+    assert data_of(first)["title"] == "cat 00"
+    assert data_of(first)["rollout"] != data_of(opened(picture="sample:cat_00"))["rollout"]
 
 
 @pytest.mark.parametrize("discard", ["0", "0.97", "1"])
@@ -261,17 +287,18 @@ def test_a_link_to_an_own_model_says_so():
 
 def test_changing_tabs_loses_nothing():
     app = opened(**WHOLE_LINK)
-    before = picture_of(app)
-    place(app, "Yours")
+    place(says(app, token="5,6", layer="3"), "Yours")
+    before, link = data_of(app), WHOLE_LINK | {"token": "5,6", "layer": "3"}
     app.session_state["tab"] = "Train"
     shown(app.run())
     assert "How this model was trained" in [each.value for each in app.subheader]
     assert not app.get("image")
-    assert link_of(app) == WHOLE_LINK
+    assert link_of(app) == link
     app.session_state["tab"] = "Explore"
     shown(app.run())
-    assert link_of(app) == WHOLE_LINK
-    assert picture_of(app) == before
+    assert link_of(app) == link
+    # the viewer is a new one in the browser: it begins with what was chosen last, not at first
+    assert data_of(app) == before | {"view": link | {"model": "bundled"}}
     assert app.segmented_control(key="gallery_place").value == "Yours"
 
 
@@ -282,7 +309,7 @@ def test_without_data_a_button_says_how_to_get_it():
     app = place(opened(), "Test set")
     assert "not on this machine" in words_of(app)
     assert app.code[0].value == "python -m vit data"
-    assert len(app.get("image")) == 3
+    assert data_of(app)["name"] == "sample:frog_07"
 
 
 def test_broken_data_is_told_in_words(tmp_path, monkeypatch):
@@ -296,10 +323,7 @@ def test_broken_data_is_told_in_words(tmp_path, monkeypatch):
 
 
 def items_of(app: AppTest) -> list[dict]:
-    import json
-
-    proto = app.get("bidi_component")[0].proto
-    return json.loads(proto.mixed.json if proto.WhichOneof("data") == "mixed" else proto.json)["items"]
+    return data_of(app, "gallery")["items"]
 
 
 def ids_of(pixels) -> list[str]:
@@ -324,7 +348,7 @@ def test_surprise_me_shows_a_picture_and_where_it_is(test_set):
     shown(next(button for button in app.button if button.label == "Surprise me").click().run())
     assert view_of(app).picture in ids_of(pixels[labels == 8])
     assert view_of(app).picture in [item["id"] for item in items_of(app)]
-    assert "true label: ship" in words_of(app)
+    assert data_of(app)["true_class"] == "ship"
     assert link_of(app) == {"picture": view_of(app).picture}
 
 
@@ -332,7 +356,7 @@ def test_a_link_to_a_test_picture_opens_the_gallery_where_it_is(test_set):
     pixels, _ = test_set
     name = ids_of(pixels)[57]
     app = opened(picture=name)
-    assert "number 58" in app.get("image")[0].proto.imgs[0].alt
+    assert data_of(app)["title"].endswith(", number 58")
     assert app.segmented_control(key="gallery_place").value == "Test set"
     assert name in [item["id"] for item in items_of(app)]
 
@@ -405,7 +429,7 @@ def test_the_search_for_mistakes_can_be_stopped_and_begun_again(test_set, monkey
     until(app, lambda app: "30 of 120" in str(app.get("progress")[0].proto.text))
     shown(next(button for button in app.button if button.label == "Stop").click().run())
     until(app, lambda app: "Stopped." in words_of(app))
-    assert "**frog**" in words_of(app)  # the page was usable all along
+    assert view_of(says(app, token="3,5")).token == "3,5"  # the page was usable all along
     go.set()
     shown(next(button for button in app.button if button.label == "Try again").click().run())
     until(app, lambda app: len(app.number_input))
@@ -425,12 +449,30 @@ def test_an_own_picture_is_explained():
     app = upload(place(opened(), "Yours"), "photo.png", png(90, 60))
     assert view_of(app).picture.startswith("own:")
     assert "This model knows 10 classes" in words_of(app)
-    assert "true label" not in words_of(app)
-    crop = picture_of(app)
+    crop = data_of(app)
+    assert crop["title"] == "your picture"
+    assert crop["true_class"] is None
     shown(app.segmented_control(key="view_fit").set_value("pad").run())
-    assert picture_of(app) != crop
+    pad = data_of(app)
+    assert all(pad[name] != crop[name] for name in ("picture", "id", "raw"))
     place(app, "Samples")
     assert view_of(app).picture.startswith("own:")
+
+
+def test_closing_the_page_forgets_an_own_picture():
+    app = upload(place(opened(), "Yours"), "photo.png", png(90, 60))
+    name = view_of(app).picture
+    says(app, token="3,5")
+    assert pictures_kept(name)
+    del app
+    gc.collect()
+    assert not pictures_kept(name)
+
+
+def pictures_kept(name: str) -> list:
+    """What holds the pixels of this picture anywhere in this process."""
+    dicts = [each for each in gc.get_objects() if type(each) is dict and each.get("name") == name]
+    return [each for each in dicts if each.keys() & {"picture", "canvas"}]  # a payload; the fields of a Shown
 
 
 @pytest.mark.parametrize(
@@ -445,11 +487,11 @@ def test_an_own_picture_is_explained():
 )
 def test_a_file_that_is_no_picture_changes_nothing(data, says):
     app = opened(picture="sample:cat_00")
-    before = picture_of(app)
+    before = data_of(app)
     upload(place(app, "Yours"), "photo.png", data)
     assert says in said(app.error[0].value)
     assert "The picture that was shown is unchanged." in said(app.error[0].value)
-    assert picture_of(app) == before
+    assert data_of(app) == before
     assert link_of(app) == {"picture": "sample:cat_00"}
     upload(app, "photo.png", png(40, 40))
     assert not app.error
@@ -476,19 +518,19 @@ def test_the_models_under_the_runs_folder_can_be_chosen(page_folders, write_chec
     assert set(labels) - {"Bundled ViT for patterns"} == {
         "Bundled ViT for CIFAR-10", "mine", "run 1/best=0.9 (a)",
     }  # fmt: skip
-    before = picture_of(app)
+    before = data_of(app)
     shown(app.selectbox(key="view_model").set_value("run:mine").run())
     assert "2 layers × 2 heads" in words_of(app)
     assert link_of(app) == {"model": "run:mine"}  # layer, head and patch of before are not in this model
-    assert picture_of(app) != before
-    assert app.slider(key="view_layer").max == 2
-    assert app.segmented_control(key="view_head").options == ["1", "2", "all"]
+    data = data_of(app)
+    assert data["id"] != before["id"]
+    assert (data["model"], data["layers"], data["heads"]) == ("mine.safetensors", 2, 2)
+    assert data["grid"] == [4, 4]
     shown(app.selectbox(key="view_model").set_value("run:run 1/best=0.9 (a)").run())
-    assert "layers 1 to 1" in words_of(app)
-    assert "view_layer" not in {slider.key for slider in app.slider}  # there is nothing to scrub
+    assert data_of(app)["layers"] == 1
     again = opened(**link_of(app))
     assert view_of(again) == view_of(app)
-    assert picture_of(again) == picture_of(app)
+    assert data_of(again) == data_of(app)
 
 
 def test_a_broken_checkpoint_falls_back_with_a_sentence(page_folders, write_checkpoint):
@@ -496,11 +538,11 @@ def test_a_broken_checkpoint_falls_back_with_a_sentence(page_folders, write_chec
     good = (page_folders / "good.safetensors").read_bytes()
     (page_folders / "cut.safetensors").write_bytes(good[: len(good) // 2])
     app = opened(head="2")
-    before = picture_of(app)
+    before = data_of(app)
     shown(app.selectbox(key="view_model").set_value("run:cut").run())
     assert "cut.safetensors is damaged or cut short" in said(app.error[0].value)
     assert "The bundled model is shown instead." in said(app.error[0].value)
-    assert picture_of(app) == before
+    assert data_of(app) == before
     assert link_of(app) == {"head": "2"}
     assert app.selectbox(key="view_model").value == "bundled"
     shown(app.run())
@@ -535,15 +577,10 @@ def test_a_stranger_s_tensor_name_is_shown_and_never_fetched(page_folders, write
 def test_odd_class_names_are_labels_and_nothing_else(page_folders, write_checkpoint, names):
     write_checkpoint(page_folders / "m.safetensors", class_names=names)
     app = opened(model="run:m")
-    chart = json.loads(app.get("plotly_chart")[0].proto.spec)
-    axis = chart["layout"]["yaxis"]
-    assert axis["type"] == "linear"
-    assert (
-        len(axis["ticktext"])
-        == 5
-        == len(set(chart["data"][0]["y"] if isinstance(chart["data"][0]["y"], list) else range(5)))
-    )
-    assert all("<" not in text and len(html.unescape(text)) <= 24 for text in axis["ticktext"])
+    assert data_of(app)["classes"] == list(names)  # as they are: the viewer never makes markup of text
+    upload(place(app, "Yours"), "photo.png", png(40, 40))
+    for element in [*app.markdown, *app.caption]:
+        assert not re.search(r"(?<!\\)[<>]", element.value)
 
 
 def test_a_model_of_one_channel_explains_a_picture(page_folders, write_checkpoint):

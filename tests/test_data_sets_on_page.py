@@ -3,19 +3,22 @@
 Run: pytest tests/test_data_sets_on_page.py (half a minute). AppTest, as in test_app.py.
 """
 
+import base64
+import io
 import json
 import os
 
 import numpy as np
 import pytest
+from PIL import Image
 from synthetic import made, write_classes
 from test_app import (
+    data_of,
     ids_of,
     items_of,
     link_of,
     only_mistakes,
     opened,
-    picture_of,
     place,
     png,
     said,
@@ -65,8 +68,9 @@ def choose(app, model: str):
     return shown(app.selectbox(key="view_model").set_value(model).run())
 
 
-def alt_of(app) -> str:
-    return app.get("image")[0].proto.imgs[0].alt
+def pixels_of(data: dict) -> np.ndarray:
+    """The picture that the viewer draws on."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data["picture"].partition(",")[2]))))
 
 
 def is_quiet(app) -> bool:
@@ -83,8 +87,9 @@ def test_a_link_to_the_patterns_model_alone_explains_a_pattern(patterns_model):
     assert link_of(app) == {"model": "patterns", "picture": "pattern:00"}
     assert app.selectbox(key="view_model").value == "patterns"
     assert "Bundled ViT for patterns" in app.selectbox(key="view_model").options
-    assert alt_of(app).startswith(f"{first} 00, lit by attention")
-    assert f"true label: {first}" in words_of(app)
+    assert data_of(app)["title"] == f"{first} 00"
+    assert data_of(app)["true_class"] == first
+    assert data_of(app)["classes"] == list(patterns.CLASSES)
     assert app.segmented_control(key="gallery_place").value == "Samples"
     assert "Made by code" in words_of(app)
     assert "CIFAR" not in words_of(app)
@@ -103,7 +108,8 @@ def test_the_samples_are_the_first_test_pictures(patterns_model):
         seen = find_picture(name, "patterns", (32, 32), "crop")
         assert np.array_equal(seen.seen, test.images[number])
         assert seen.true_class == classes[number]
-    assert alt_of(app).startswith(f"{classes[5]} 05")
+    assert data_of(app)["title"] == f"{classes[5]} 05"
+    assert np.array_equal(pixels_of(data_of(app)), test.images[5])
     assert "assets/weights/patterns.safetensors" in app.code[0].value
     assert "made.images[5]" in app.code[0].value
 
@@ -111,7 +117,7 @@ def test_the_samples_are_the_first_test_pictures(patterns_model):
 @pytest.mark.parametrize("picture", ["sample:cat_00", "sample:frog_07"])
 def test_the_shown_picture_follows_the_model_there_and_back(patterns_model, picture):
     app = opened(picture=picture)
-    cifar = picture_of(app)
+    cifar = data_of(app)
     choose(app, "patterns")
     assert is_quiet(app)
     assert view_of(app).picture == "pattern:00"
@@ -121,7 +127,7 @@ def test_the_shown_picture_follows_the_model_there_and_back(patterns_model, pict
     choose(app, "bundled")
     assert is_quiet(app)
     assert view_of(app) == View()
-    assert (picture_of(app) == cifar) == (picture == "sample:frog_07")
+    assert (data_of(app)["id"] == cifar["id"]) == (picture == "sample:frog_07")
     assert {item["id"].partition(":")[0] for item in items_of(app)} == {"sample"}
 
 
@@ -145,7 +151,7 @@ def test_an_own_picture_stays_when_the_data_set_changes(patterns_model):
         choose(app, model)
         assert is_quiet(app)
         assert view_of(app).picture == own
-        assert "your picture" in alt_of(app)
+        assert data_of(app)["title"] == "your picture"
 
 
 def test_the_open_test_set_follows_the_model(patterns_model, test_set):  # noqa: F811
@@ -175,7 +181,7 @@ def test_a_link_names_a_test_picture_of_its_models_data_set(patterns_model, test
     data = load_pictures("patterns", "test")
     app = opened(model="patterns", picture=f"test:{data.ids[50]}")
     assert is_quiet(app)
-    assert alt_of(app).startswith(f"{data.class_names[data.labels[50]]}, number 51")
+    assert data_of(app)["title"] == f"{data.class_names[data.labels[50]]}, number 51"
     assert f"test:{data.ids[50]}" in [item["id"] for item in items_of(app)]
     assert "load_pictures('patterns')" in app.code[0].value
     app = opened(model="patterns", picture=ids_of(test_set[0])[57])
@@ -219,7 +225,8 @@ def test_a_model_of_a_folder_shows_that_folders_pictures(flowers):
     app = opened(model="run:flowers/last")
     assert is_quiet(app)
     assert view_of(app).picture == ids_of(pixels)[0]
-    assert "true label: daisy" in words_of(app)
+    assert data_of(app)["true_class"] == "daisy"
+    assert np.array_equal(pixels_of(data_of(app)), pixels[0])
     assert f"load_pictures({str(folder)!r})" in app.code[0].value
     place(app, "Test set")
     assert [item["id"] for item in items_of(app)] == ids_of(pixels[:20])
@@ -242,8 +249,8 @@ def test_a_folder_without_test_pictures_leaves_cifars_samples(flowers):
     assert is_quiet(app)
     assert view_of(app).picture == "sample:cat_00"
     assert "these are CIFAR-10's" in words_of(app)
-    assert "true label: cat" in words_of(app)
-    assert "material/close" not in words_of(app)  # nobody told it of cats
+    assert data_of(app)["true_class"] == "cat"
+    assert "cat" not in data_of(app)["classes"]  # nobody told it of cats
     place(app, "Test set")
     assert f"The folder {folder}, which this model learned from, holds no test pictures" in words_of(app)
     assert not app.code[0].value.startswith("python -m vit data")

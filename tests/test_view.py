@@ -44,12 +44,14 @@ VIEWS = some.builds(
     draw=some.sampled_from(["light", "heat"]),
     strength=some.none() | SHARES,
     smooth=some.booleans(),
+    mass=some.none() | SHARES,
+    scale=some.sampled_from(["own", "shared"]),
     fit=some.sampled_from(["crop", "pad"]),
 )
 OTHER_THAN_DEFAULT = {
     "picture": "test:0123456789ab", "model": "run:mine/best", "method": "raw", "looked_at": True, "layer": 2,
     "head": 4, "token": "3,4", "fusion": "max", "discard": 0.35, "draw": "heat", "strength": 0.5,
-    "smooth": True, "fit": "pad",
+    "smooth": True, "mass": 0.6, "scale": "shared", "fit": "pad",
 }  # fmt: skip
 
 
@@ -81,6 +83,53 @@ def test_no_link_raises_and_what_it_yields_can_be_shown(params):
     shown = view.within(architecture)
     shown.explain_options(architecture), shown.style, shown.sentence(architecture)
     assert View.from_params(view.to_params()) == (view, [])
+
+
+# What the viewer says
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(), inner, max_size=3),
+    max_leaves=8,
+)
+USABLE = some.sampled_from(
+    ["", "no", "yes", "1", "2", "12", "3,5", "cls", "raw", "max", "heat", "0.25", "shared"]
+)
+
+
+@given(VIEWS, VIEWS)
+def test_what_the_viewer_says_is_taken_but_for_picture_and_model(before, said):
+    architecture = Architecture(10)
+    before, said = before.within(architecture), said.within(architecture)
+    after = before.with_params(said.all_params(), architecture)
+    assert after == replace(said, picture=before.picture, model=before.model, fit=before.fit)
+
+
+@given(
+    VIEWS,
+    some.dictionaries(
+        some.sampled_from([field.name for field in fields(View)]) | some.text(), USABLE | JSON, max_size=6
+    ),
+    some.integers(1, 12),
+)
+def test_nothing_that_the_viewer_says_raises_or_leaves_the_model(before, said, layers):
+    architecture = Architecture(10, num_layers=layers)
+    before = before.within(architecture)
+    after = before.with_params(said, architecture)
+    assert after.lacking(architecture) == []
+    assert after == after.within(architecture)
+    assert View.from_params(after.to_params()) == (after, [])
+    changed = {
+        field.name for field in fields(View) if getattr(after, field.name) != getattr(before, field.name)
+    }
+    assert changed <= set(said) - {"picture", "model", "fit"}
+
+
+def test_what_the_model_lacks_is_not_taken_from_the_viewer():
+    two, before = Architecture(10, num_layers=2, num_heads=2), View(layer=0, head=1, token="8,8")
+    assert before.with_params({"layer": "3", "head": "3", "token": "9,1"}, two) == before
+    assert before.with_params({"layer": "3", "head": "1", "token": "9,1"}, two) == replace(before, head=0)
+    assert before.with_params({"layer": "2", "head": "", "token": "cls"}, two) == View()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +164,9 @@ def test_no_link_raises_and_what_it_yields_can_be_shown(params):
         ("strength", "1e-1"),
         ("draw", "dark"),
         ("smooth", "true"),
+        ("mass", "0.6 "),
+        ("mass", "60"),
+        ("scale", "log"),
         ("fit", "stretch"),
     ],
 )
@@ -188,17 +240,19 @@ def test_heat_is_weaker_than_light_unless_asked():
             fit="pad",
             layer=3,
         ),
-        View(picture="test:{id}", head=7),
-        View(picture="pattern:05", layer=3, head=1),
-        View(picture="test:{id}", model="run:elsewhere", method="raw"),
+        View(picture="test:{id}", head=7, mass=0.6),
+        View(picture="pattern:05", layer=3, head=1, mass=0.3, draw="heat"),
+        View(picture="test:{id}", model="run:elsewhere", method="raw", scale="shared", layer=2, head=1),
+        View(picture="sample:cat_00", scale="shared", fusion="max", token="3,4", looked_at=True, layer=4),
     ],
-    ids=["first", "sample", "own", "test", "pattern", "test picture of a folder"],
+    ids=["first", "sample", "own", "test", "pattern", "test picture of a folder", "shared scale"],
 )
 def test_the_snippet_draws_what_the_page_shows(view, tmp_path, page_folders, monkeypatch):
     from synthetic import made, write_classes
 
     from vit import load, open_picture
     from vit.images import picture_id
+    from vit.overlay import draw, outline
     from vit.page.explained import explain_picture
     from vit.page.models import BUNDLED, Loaded
     from vit.page.pictures import find_picture, keep_own
@@ -218,7 +272,14 @@ def test_the_snippet_draws_what_the_page_shows(view, tmp_path, page_folders, mon
     view = replace(view, picture=view.picture.format(id=picture_id(pixels[7])))
     model, checkpoint = load(BUNDLED)
     shown = find_picture(view.picture, data, checkpoint.architecture.img_size, view.fit)
-    page = explain_picture(view, Loaded(model, checkpoint, BUNDLED), shown).lit()
+    explained = explain_picture(view, Loaded(model, checkpoint, BUNDLED), shown)
+    height, width = shown.canvas.shape[:2]
+    size_px = (round(height * 672 / max(height, width)), round(width * 672 / max(height, width)))
+    top = explained.relevance.max() if view.scale == "shared" else None
+    assert explained.top == top
+    page = draw(shown.canvas, explained.relevance_map, view.style, size_px=size_px, top=top)
+    if explained.cell:
+        page = outline(page, explained.cell, checkpoint.architecture.grid)
 
     code = snippet(view, checkpoint.architecture, "assets/weights/vit-cifar10.safetensors", data)
     monkeypatch.chdir(tmp_path)

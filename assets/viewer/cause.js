@@ -223,16 +223,16 @@ function createCause(root, app) {
     apply()
   }
   root.replaceChildren(
+    element("div", { class: "row" }, button("Cover what it attends to most, and as many at random", coverMost, { class: "button strong" }), many),
+    result,
+    agreement,
+    element("div", { class: "row" }, brushes, fills),
     element("div", { class: "row" }, clicks,
       button("This head off", () => setOff([[app.state.layer, chosenHead()]])),
       button("This layer off", () => setOff(all().filter(([layer]) => layer === app.state.layer))),
       button("All but this head", () => setOff(all().filter(([layer, head]) => layer !== app.state.layer || head !== chosenHead())), { title: "Every other head of every layer" }),
     ),
-    element("div", { class: "row" }, brushes, fills),
-    element("div", { class: "row" }, button("Cover what it attends to most, and as many at random", coverMost, { class: "button strong" }), many),
     element("div", { class: "row" }, button("Leave out each patch in turn", leaveOneOut), loo, button("Effect of each head", headEffects), button("As it was", clear)),
-    result,
-    agreement,
     element("p", { class: "note", text: "Where a model looks and what its answer depends on can differ: these tests show the second." }),
   )
 

@@ -1,13 +1,13 @@
 // A grid of cells over a canvas: one stop for the Tab key, arrow keys within, a name for each cell.
 //
-//   const cells = createCells({label, rows, columns, name, point, choose, twice})
+//   const cells = createCells({label, rows, columns, name, point, choose, twice})     gap: before the last column
 //   cells.grid      the element, to lie over the canvas; cells.rove(index) moves the stop
 //
 // `point(index | null)` as the pointer or the focus moves, `choose(index)` for a click, a tap or Enter,
 // `twice(index)` for a double click. Where the pointer is comes from its position, not from the element under
 // it: that is as quick for 1,369 cells as for four.
 
-function createCells({ label, rows, columns, name, point, choose, twice, drag }) {
+function createCells({ label, rows, columns, gap = 0, name, point, choose, twice, drag }) {
   const grid = element("div", { class: "cells", role: "grid", "aria-label": label })
   const cells = []
   for (let row = 0; row < rows; row++) {
@@ -33,7 +33,10 @@ function createCells({ label, rows, columns, name, point, choose, twice, drag })
   function at(event) {
     const box = grid.getBoundingClientRect()
     const row = Math.floor(((event.clientY - box.top) / box.height) * rows)
-    const column = Math.floor(((event.clientX - box.left) / box.width) * columns)
+    const width = (box.width - gap) / columns
+    const last = (columns - 1) * width
+    const x = event.clientX - box.left
+    const column = Math.floor((x < last ? x : Math.max(last, x - gap)) / width)
     return row >= 0 && row < rows && column >= 0 && column < columns ? row * columns + column : null
   }
 

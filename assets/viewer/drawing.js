@@ -12,15 +12,11 @@ function createDrawing(root, app) {
   const discard = slider("Weakest weights left out of rollout", { min: 0, max: 1, step: 0.05, text: percent }, () => {})
   discard.input.onchange = () => app.change({ discard: discard.input.valueAsNumber }) // rollout is made in Python
   discard.title = "This share of each row is zero before layers are multiplied; its strongest weight stays."
-  const legend = element("canvas", { class: "legend", width: 256, height: 1, role: "img" })
-  const ends = element("p", { class: "ends" })
   root.replaceChildren(
     element("div", { class: "row" }, draw, strength, smooth),
     element("div", { class: "row" }, masked, mass, scale),
     ...(app.live ? [element("div", { class: "row" }, named("Heads are fused by", fusion), discard)] : []),
-    element("div", { class: "row colour" }, legend, ends),
   )
-  let drawn = ""
 
   function update() {
     const { state } = app
@@ -32,22 +28,38 @@ function createDrawing(root, app) {
     mass.hidden = state.mass === null
     mass.show(state.mass ?? 0.5)
     fusion.show(state.fusion)
-    if (document.activeElement !== discard.input) discard.show(state.discard)
-    const shown = app.shown()
-    const weights = app.weights(shown.layer, shown.head, shown.token, shown.method)
-    const top = weights ? app.topFor(weights) : 0
-    const key = `${state.draw} ${strengthOf(state)} ${top}`
-    if (key === drawn) return
-    drawn = key
-    const context = legend.getContext("2d")
-    const image = context.createImageData(256, 1)
-    const white = { pixels: new Uint8Array(1024).fill(255), width: 256, height: 1, grid: [1, 256], smooth: false, down: axisOf(1, 1, false), across: axisOf(256, 256, false) }
-    paintInto(image.data, 0, 1024, white, Float32Array.from({ length: 256 }, (_, i) => i / 255), state, app.inferno)
-    context.putImageData(image, 0, 0)
-    ends.textContent = `from 0 to ${percent(top)} of the weight on one patch`
-    legend.setAttribute("aria-label", `Scale: ${ends.textContent}`)
+    if (root.getRootNode().activeElement !== discard.input) discard.show(state.discard)
   }
   return { update }
 }
 
 const named = (text, control) => element("span", { class: "named" }, element("span", { text }), control)
+
+// The scale of what is drawn, with its true weights: under the picture where colours stand for numbers.
+function createLegend(root, app) {
+  const scale = element("canvas", { class: "scale", width: 256, height: 1, role: "img" })
+  const most = element("span")
+  root.replaceChildren(element("span", { text: percent(0) }), scale, most)
+  const white = new Uint8Array(4 * 256).fill(255)
+  const surface = { pixels: white, width: 256, height: 1, grid: [1, 256], smooth: false, down: axisOf(1, 1, false), across: axisOf(256, 256, false) }
+  const ramp = Float32Array.from({ length: 256 }, (_, i) => i / 255)
+  let drawn = ""
+
+  function update() {
+    const { state } = app
+    const shown = app.shown()
+    const weights = app.weights(shown.layer, shown.head, shown.token, shown.method)
+    root.hidden = state.draw !== "heat" || state.mass !== null || !weights
+    if (root.hidden) return
+    const top = app.topFor(weights)
+    if (drawn === `${top}`) return
+    drawn = `${top}`
+    const context = scale.getContext("2d")
+    const image = context.createImageData(256, 1)
+    paintInto(image.data, 0, 4 * 256, surface, ramp, { draw: "heat", strength: 1 }, app.inferno)
+    context.putImageData(image, 0, 0)
+    most.textContent = percent(top)
+    scale.setAttribute("aria-label", `Colours from 0 to ${percent(top)} of the weight on one patch`)
+  }
+  return { update }
+}

@@ -136,7 +136,7 @@ function createApp(root, data, state, setStateValue) {
   // What a screen reader says of a token.
   app.spoken = (token) => {
     const weights = app.weights(app.shown().layer, app.shown().head, token, state.method)
-    if (!weights) return `${tokenLabel(token, grid)}: its map is on the way`
+    if (!weights) return `${tokenLabel(token, grid)}: its map is ${app.live ? "on the way" : "not in this copy"}`
     const best = largest(weights.subarray(1), 1)[0]
     const most = `${tokenLabel(best + 1, grid)}, ${percent(weights[best + 1])}`
     return state.looked_at ? `${tokenLabel(token, grid)} is looked at most by ${most}` : `${tokenLabel(token, grid)} looks most at ${most}`
@@ -245,11 +245,12 @@ function createApp(root, data, state, setStateValue) {
     const keys = (maps.wanted.size ? [...maps.wanted] : rest).slice(0, atOnce)
     if (!keys.length) return
     fetching = new Set(keys)
+    const asked = maps // heads may be fused otherwise before the answer comes
     app.version++
     app.draw()
     try {
       const answer = await app.ask("maps", { keys })
-      for (const [key, map] of Object.entries(answer?.maps ?? {})) maps.take(key, map)
+      for (const [key, map] of Object.entries(answer?.maps ?? {})) asked.take(key, map)
       fetching = new Set()
     } catch (error) {
       app.say(error.message)
@@ -263,8 +264,10 @@ function createApp(root, data, state, setStateValue) {
 
   function tell() {
     clearTimeout(tellTimer)
-    if (app.live) tellTimer = setTimeout(() => (app.isPlaying() ? tell() : setStateValue("view", paramsOf(state, data))), TELL_AFTER_MS)
+    if (app.live) tellTimer = setTimeout(() => (app.isPlaying() ? tell() : sendAlone(sayView)), TELL_AFTER_MS)
   }
+  // With the time: what equals the last one never reaches Python, though another model may have come between.
+  const sayView = () => setStateValue("view", { ...paramsOf(state, data), said: Date.now() })
   // The same picture again: new rollouts if heads are fused otherwise, and a setter that is up to date.
   app.take = (newer, newSetter) => {
     setStateValue = newSetter
@@ -291,6 +294,7 @@ function createApp(root, data, state, setStateValue) {
     switches: createSwitches(slot("switches"), app),
     answer: createAnswer(slot("answer"), app),
     drawing: createDrawing(drawer("drawing"), app),
+    legend: createLegend(slot("legend"), app),
     cause: app.cause,
   }
   for (const [name, create] of Object.entries({ anatomy: createAnatomy, arithmetic: createArithmetic })) {

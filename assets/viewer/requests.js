@@ -6,6 +6,17 @@
 
 const NO_ANSWER_SECONDS = 60
 
+// Streamlit joins what is set within a moment, and then reruns one fragment alone: of a request and of what was
+// chosen, one would be lost. So each is sent in a moment of its own.
+let sent = Promise.resolve()
+
+function sendAlone(send) {
+  sent = sent.then(() => {
+    send()
+    return new Promise((done) => setTimeout(done, 10))
+  })
+}
+
 function createRequests(picture) {
   const wire = (globalThis[Symbol.for("patchlight.wire")] ??= new EventTarget())
   const waiting = new Map() // kind -> {kind, args, resolve, reject}
@@ -27,7 +38,8 @@ function createRequests(picture) {
     waiting.delete(kind)
     underWay = { ...request, number: ++number }
     timer = setTimeout(() => end({ error: "There was no answer. The picture and your settings are unharmed; try again." }), 1000 * NO_ANSWER_SECONDS)
-    wire.send({ number, kind, args: request.args, picture: picture() })
+    const message = { number, kind, args: request.args, picture: picture() }
+    sendAlone(() => wire.send(message))
   }
 
   function end(answer) {

@@ -21,6 +21,7 @@ function createThumbnails(root, app) {
     label: "Layers down, heads across. Arrow keys preview, Enter opens, Shift and Enter shows one head alone.",
     rows: L,
     columns,
+    gap: FUSED_GAP_PX,
     name: (index) => thumbName(layerOf(index), headOf(index)),
     point: (index) => app.preview(index === null ? null : { layer: layerOf(index), head: headOf(index) }),
     choose: (index) => app.cause.toggle(layerOf(index), headOf(index)) || app.open(layerOf(index), headOf(index)),
@@ -76,7 +77,7 @@ function createThumbnails(root, app) {
     resize()
     const { state } = app
     const token = app.pointed ?? state.token
-    const key = `${app.data.id} ${state.method} ${state.looked_at} ${token} ${state.draw} ${strengthOf(state)} ${state.mass} ${state.scale} ${app.version}`
+    const key = `${app.data.id} ${state.method} ${state.looked_at} ${token} ${state.draw} ${strengthOf(state)} ${state.mass} ${state.scale} ${state.alone ? `${state.layer}/${state.head}` : ""} ${app.version}`
     if (key !== drawn) {
       drawn = key
       paintAll(token)
@@ -118,7 +119,8 @@ function createThumbnails(root, app) {
     const made = []
     for (let index = 0; index < L * columns; index++) {
       const effect = app.cause.effectOf(layerOf(index), headOf(index))
-      const kinds = [waiting.has(index) && "waits", app.cause.isOff(layerOf(index), headOf(index)) && "off", effect && "effect"].filter(Boolean)
+      const lacks = !app.live && missing.includes(index)
+      const kinds = [waiting.has(index) && "waits", lacks && "lacks", app.cause.isOff(layerOf(index), headOf(index)) && "off", effect && "effect"].filter(Boolean)
       cells.cells[index].setAttribute("aria-label", thumbName(layerOf(index), headOf(index)))
       if (!kinds.length) continue
       const sign = element("div", { class: `mark ${kinds.join(" ")}` })

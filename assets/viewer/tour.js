@@ -19,7 +19,11 @@ function createTour(root, app) {
   root.querySelector(".drawers").before(offer)
   root.append(card)
   offer.hidden = !app.live || remembered("tour")
-  card.onkeydown = (event) => event.key === "Escape" && (event.stopPropagation(), end())
+  card.onkeydown = (event) => {
+    if (event.key !== "Escape") return // a handler that gives false back takes Enter and Tab away
+    event.stopPropagation()
+    end()
+  }
 
   function go(to) {
     offer.hidden = true

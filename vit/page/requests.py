@@ -17,7 +17,7 @@ import streamlit as st
 import torch
 
 from vit.anatomy import anatomy_payload, arithmetic_payload
-from vit.cause import Change, answer, cover_most, head_effects, leave_one_out
+from vit.cause import FILLS, Change, Fill, answer, cover_most, head_effects, leave_one_out
 from vit.page.explained import Explained
 from vit.payload import map_payload
 
@@ -49,7 +49,7 @@ def respond(request: object, explained: Explained) -> dict:
     number, kind, args = request.get("number"), request.get("kind"), request.get("args")
     number = number if _is_number(number) else 0
     try:
-        work = _KINDS.get(kind) if isinstance(kind, str) else None
+        work = _KINDS.get(kind)
         if work is None or not isinstance(args, Mapping):
             raise ValueError("that was not understood")
         if request.get("picture") != explained.payload["id"]:
@@ -72,13 +72,13 @@ def _change(explained: Explained, args: Mapping) -> dict:
     change = Change(
         frozenset(_pair(each) for each in args["heads_off"]),
         frozenset(_whole(patch) for patch in args["covered"]),
-        args["fill"],
+        _fill(args),
     )
     return {"probabilities": _floats(answer(explained.loaded.model, explained.x, change))}
 
 
 def _cover_most(explained: Explained, args: Mapping) -> dict:
-    weights, count, fill = args["weights"], _whole(args["count"]), args["fill"]
+    weights, count, fill = args["weights"], _whole(args["count"]), _fill(args)
     P = math.prod(explained.architecture.grid)
     if not isinstance(weights, Sequence) or len(weights) != P or not all(map(_is_number, weights)):
         raise ValueError(f"the weights of {P} patches are needed")
@@ -109,7 +109,9 @@ def _head_effects(explained: Explained, args: Mapping) -> dict:
 
 def _maps(explained: Explained, args: Mapping) -> dict:
     most = max(2, _MOST_WEIGHTS // explained.explanation.rollout[0, 0].numel())
-    keys = [str(key) for key in list(args["keys"])[:most]]
+    keys = list(args["keys"])[:most]
+    if not all(isinstance(key, str) for key in keys):
+        raise ValueError("maps are asked for by name")
     return {"maps": {key: map_payload(explained.explanation, key, explained.view.fusion) for key in keys}}
 
 
@@ -150,6 +152,12 @@ def _pair(value: object) -> tuple[int, int]:
     if not isinstance(value, Sequence) or len(value) != 2:
         raise ValueError("a head is named by two numbers, its layer and its own")
     return _whole(value[0]), _whole(value[1])
+
+
+def _fill(args: Mapping) -> Fill:
+    if args["fill"] not in FILLS:
+        raise ValueError(f"patches are covered by one of {', '.join(FILLS)}")
+    return args["fill"]
 
 
 def _part(args: Mapping, total: int) -> range:

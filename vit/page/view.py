@@ -239,10 +239,19 @@ def snippet(view: View, architecture: Architecture, checkpoint: str, data: str =
             f'made = make_patterns({PATTERN_SAMPLES}, SEED, split="test")\n'
             f"picture = Image.fromarray(made.images[{int(key)}])"
         )
-    relevance = "explanation.relevance[0].cpu()"
+    masked = ""
     if view.mass is not None:
         imports = imports.replace("import vit", "import vit\nfrom vit.attention import mass_mask", 1)
-        relevance = f"mass_mask({relevance}, {view.mass:g}).float()"
+        masked = f"relevance = mass_mask(relevance.flatten(), {view.mass:g}).view_as(relevance).float()\n"
+    top = ""
+    if view.scale == "shared" and view.mass is None:
+        imports += "\nfrom vit.explanation import head_rows"
+        rows = "".join(
+            f", {name}={options[name]!r}" for name in usual
+            if name not in ("layer", "head") and (name == "method" or options[name] != usual[name])
+        )  # fmt: skip
+        masked = f"top = head_rows(explanation{rows})[..., 1:].max().item()\n"
+        top = ", top=top"
     overlay, framing = "Style, draw, png_bytes", ""
     patterns = "\nfrom vit.patterns import SEED, make_patterns" if kind == "pattern" else ""
     if view.token != "cls":
@@ -262,6 +271,7 @@ explanation = vit.explain(model, x{arguments})
 canvas = to_array(framed(picture, checkpoint.architecture.img_size{how}))
 scale = {PICTURE_PX} / max(canvas.shape[:2])
 size_px = (round(canvas.shape[0] * scale), round(canvas.shape[1] * scale))
-lit = draw(canvas, {relevance}, {style}, size_px=size_px)
+relevance = explanation.relevance[0].cpu()
+{masked}lit = draw(canvas, relevance, {style}, size_px=size_px{top})
 {framing}Path("lit.png").write_bytes(png_bytes(lit))
 """
