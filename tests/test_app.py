@@ -46,6 +46,17 @@ def shown(app: AppTest) -> AppTest:
     return app
 
 
+def with_drawer(app: AppTest) -> AppTest:
+    """The same page with the drawer of downloads and code open."""
+    app.session_state["drawer_take_away"] = True
+    return shown(app.run())
+
+
+def code_of(app: AppTest) -> str:
+    """The last code shown: the drawer's, which lies below the gallery's."""
+    return with_drawer(app).code[-1].value
+
+
 def view_of(app: AppTest) -> View:
     return app.session_state["view"]
 
@@ -638,7 +649,7 @@ def test_a_checkpoint_of_ones_own_can_be_uploaded(tmp_path, write_checkpoint):
     assert "3 layers × 2 heads" in words_of(app)
     assert view_of(app).model.startswith("own:")
     assert app.selectbox(key="view_model").value == view_of(app).model
-    assert "Your own checkpoint cannot be in it." in words_of(app)
+    assert "Your own checkpoint cannot be in it." in words_of(with_drawer(app))
     shown(app.selectbox(key="view_model").set_value("bundled").run())
     assert "6 layers × 8 heads" in words_of(app)
 

@@ -10,12 +10,19 @@ from vit.page.explained import Explained
 from vit.page.view import plain, snippet
 
 
+@st.fragment
 def drawers(explained: Explained) -> None:
-    """The two drawers, closed."""
-    with st.expander("Download, link, code", icon=":material/download:"):
-        _take_away(explained)
-    with st.expander("About this model", icon=":material/info:"):
-        about_model(explained.loaded.checkpoint)
+    """The two drawers, closed. What is in them is made when they open: it would delay the first picture."""
+    take_away = st.expander(
+        "Download, link, code", icon=":material/download:", key="drawer_take_away", on_change="rerun"
+    )
+    if take_away.open:
+        with take_away:
+            _take_away(explained)
+    about = st.expander("About this model", icon=":material/info:", key="drawer_about", on_change="rerun")
+    if about.open:
+        with about:
+            about_model(explained.loaded.checkpoint)
 
 
 def _take_away(explained: Explained) -> None:

@@ -3,6 +3,7 @@
 Models are shared by all sessions, in eval mode and never changed.
 """
 
+import gc
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,11 @@ from vit.files import write_whole
 from vit.model import VisualTransformer
 from vit.page.session import change_view, control, current_view, tell
 from vit.page.view import BUNDLED_MODEL, PATTERNS_MODEL
+
+# Streamlit collects garbage after every run. What torch's import brought never is any, and to walk it takes
+# 0.1 s. Now, before there is anything of a visitor's: frozen garbage stays for good.
+gc.collect()
+gc.freeze()
 
 _MAX_UPLOAD_MB = 200
 _UPLOADS_KEPT = 5  # on disk, for all sessions; the oldest are deleted
