@@ -1,57 +1,84 @@
-"""Takes README's picture of the real app: python tests/screenshot.py assets/readme/explore.png
+"""Takes README's pictures of the real app: python tests/screenshot.py assets/readme
 
-Starts the app without any data of this machine, waits until a picture is explained, and ends it. Needs
-Chromium, as the browser tests do.
+Writes explore.png, test.png and use.gif there: the page at rest in the light theme, a test of cause in the
+dark one, and a few seconds of use. Starts the app without any data of this machine. Needs Chromium, as the
+browser tests do.
 """
 
-import os
-import socket
-import subprocess
+import io
 import sys
 import tempfile
-import time
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from conftest import CHROMIUM, FLAGS
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+from serving import serving
 
-ROOT = Path(__file__).parents[1]
-
-
-def main(out: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
-    with tempfile.TemporaryDirectory() as cache:
-        env = os.environ | {"PATCHLIGHT_CACHE": cache}
-        env.pop("PATCHLIGHT_DATA", None)
-        server = subprocess.Popen([*command, "--server.port", str(port)], cwd=ROOT, env=env)
-        try:
-            _wait_for(f"{address}/_stcore/health")
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(
-                    executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
-                )
-                page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
-                page.goto(address)
-                page.get_by_text("Attention shows where").wait_for(timeout=60_000)
-                page.wait_for_timeout(2000)  # the last fades of the page
-                page.screenshot(path=out)
-        finally:
-            server.terminate()
-            server.wait(10)
+_FILM_WIDTH_PX, _FILM_STEP_MS = 900, 120
 
 
-def _wait_for(address: str) -> None:
-    for _ in range(120):
-        try:
-            with urllib.request.urlopen(address, timeout=1):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise SystemExit(f"{address} did not answer within a minute")
+def main(folder: str) -> None:
+    out = Path(folder)
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        serving(Path(cache)) as server,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        _opened(browser, server.url, "light").screenshot(path=out / "explore.png")
+        page = _opened(browser, f"{server.url}/?picture=sample:dog_12&draw=heat", "dark")
+        page.locator("details.cause summary").click()
+        page.get_by_text("Effect of each head").click()
+        page.get_by_text("Most is lost without").wait_for()
+        page.get_by_text("Cover what it attends to most, and").click()
+        page.get_by_text("at random (8 draws").wait_for()
+        page.wait_for_timeout(500)
+        page.screenshot(path=out / "test.png")
+        frames = list(_use(_opened(browser, f"{server.url}/?picture=sample:dog_12", "light")))
+    first, *others = frames
+    first.save(
+        out / "use.gif", append_images=others, save_all=True, duration=_FILM_STEP_MS, loop=0, optimize=True
+    )
+
+
+def _opened(browser: Browser, url: str, scheme: str) -> Page:
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+    context.add_init_script('localStorage.setItem("patchlight-tour", "1")')
+    page = context.new_page()
+    page.goto(url)
+    page.locator("canvas.picture[aria-label]").wait_for(timeout=60_000)
+    page.wait_for_timeout(2000)  # the last fades of the page
+    return page
+
+
+def _use(page: Page) -> Iterator[Image.Image]:
+    """Pointing along a path, the heads, and the layers played."""
+    box = page.locator(".stage .cells").bounding_box()
+
+    def frame() -> Image.Image:
+        shot = Image.open(io.BytesIO(page.screenshot(clip={"x": 60, "y": 150, "width": 1320, "height": 690})))
+        height_px = round(shot.height * _FILM_WIDTH_PX / shot.width)
+        small = shot.convert("RGB").resize((_FILM_WIDTH_PX, height_px), Image.Resampling.LANCZOS)
+        return small.quantize(128, dither=Image.Dither.NONE)
+
+    yield frame()
+    for step in range(14):
+        page.mouse.move(
+            box["x"] + box["width"] * (0.15 + 0.05 * step), box["y"] + box["height"] * (0.3 + 0.03 * step)
+        )
+        page.wait_for_timeout(50)
+        yield frame()
+    for column in range(6):
+        page.locator(".board .cells .cell").nth(9 * 3 + column).hover()
+        page.wait_for_timeout(50)
+        yield frame()
+    page.mouse.move(5, 5)
+    page.locator(".scrubber .play").click()
+    for _ in range(28):
+        page.wait_for_timeout(60)
+        yield frame()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from viewer_bench import LIMITS
 
 from train.__main__ import build_parser
 from train.__main__ import main as train_main
@@ -55,7 +56,7 @@ def test_every_command_line_runs(fresh_folder, capsys):
         assert main(words) == 0, (command, capsys.readouterr().err)
         ran += 1
     assert ran >= 5
-    for written in ("frog.png", "frog.npz", "cat.png", "runs/mine.safetensors"):
+    for written in ("frog.png", "frog.npz", "cat.png", "animals.html", "dog.gif", "runs/mine.safetensors"):
         assert (fresh_folder / written).stat().st_size > 1000
 
 
@@ -88,6 +89,12 @@ def test_the_benchmark_s_table_is_whole_and_of_this_version():
     table = re.search(r"```\n(cpu, [^`]*plain forward.*?)```", README, re.S)[1]
     for (_, row), goal in GOALS.items():
         assert re.search(rf"{re.escape(row)} +[\d.]+ +[\d.]+ +goal <= {goal:g} ", table), row
+
+
+def test_the_page_s_figures_are_whole_and_of_this_version():
+    table = re.search(r"```\n(first payload[^`]*)```", README)[1]
+    for what, (limit, unit) in LIMITS.items():
+        assert re.search(rf"{re.escape(what)} +[\d.]+ {unit} +limit {limit:g}, (held|MISSED)", table), what
 
 
 def test_every_training_command_can_be_said(capsys):

@@ -113,7 +113,11 @@ function createApp(root, data, state, setStateValue) {
     if (state.scale === "own") return topOf(weights)
     return Math.max(...app.sheet(app.pointed ?? state.token).map((row) => (row ? topOf(row) : 0)))
   }
-  app.isWaitedFor = (layer, head) => fetching.has(`raw/${layer}/${head ?? "all"}`)
+  app.isWaitedFor = (layer, head) => {
+    const attention = fetching.has(`raw/${layer}/${head ?? "all"}`)
+    if (state.method === "raw") return attention
+    return head === null ? fetching.has(`rollout/${layer}`) : attention || fetching.has(`rollout/${layer - 1}`)
+  }
 
   app.sentence = () => {
     const { layer, head, token, method } = app.shown()
