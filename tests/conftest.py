@@ -2,17 +2,11 @@
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from serving import serving
 
 # The tests' models are tiny: two threads would wait for one another for longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,35 +69,6 @@ def browser():
 
 @pytest.fixture(scope="module")
 def page_server(tmp_path_factory):
-    """The real server, offline and without a test set, as .url and .pid; it ends with the module's tests."""
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PATCHLIGHT_")}
-    environment |= {"PATCHLIGHT_CACHE": str(folder / "cache"), "PATCHLIGHT_RUNS": str(folder / "runs")}
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless=true"]
-    command += ["--server.address=127.0.0.1", f"--server.port={url.rpartition(':')[2]}"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-    try:
-        _wait_until_healthy(server, url, folder / "log")
-        yield SimpleNamespace(url=url, pid=server.pid)
-    finally:
-        server.terminate()
-        try:
-            server.wait(5)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def _wait_until_healthy(server: subprocess.Popen, url: str, log: Path) -> None:
-    for _ in range(240):
-        try:
-            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.25)
-    pytest.fail(f"the server did not start: {log.read_text()}")
+    """The real server, offline and without a test set: .url, .pid, its folder .runs. Ends with the module."""
+    with serving(tmp_path_factory.mktemp("server")) as server:
+        yield server

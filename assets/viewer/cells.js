@@ -52,11 +52,14 @@ function createCells({ label, rows, columns, gap = 0, name, point, choose, twice
     if (drag?.(at(event), true)) grid.setPointerCapture(event.pointerId)
   }
   grid.onclick = (event) => {
-    byPointer = false
     const index = at(event)
+    byPointer = index !== null // the focus that follows shows nothing: a finger has gone already
+    if (index !== null) {
+      rove(index)
+      cells[index].focus({ preventScroll: true })
+    }
+    byPointer = false
     if (index === null) return
-    rove(index)
-    cells[index].focus({ preventScroll: true })
     if (!drag?.(index, false, true)) choose(index)
   }
   if (twice) grid.ondblclick = (event) => at(event) !== null && twice(at(event))
