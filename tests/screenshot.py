@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 from serving import serving
 
-_FILM_WIDTH_PX, _FILM_STEP_MS = 900, 120
+_FILM_WIDTH_PX, _FILM_STEP_MS = 900, 220
 
 
 def main(folder: str) -> None:

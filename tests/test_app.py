@@ -147,16 +147,16 @@ def test_the_first_visit_shows_an_explained_picture():
     app = opened()
     assert app.title[0].value == "Patchlight"
     data = data_of(app)
-    assert data["title"] == "frog 07"
-    assert data["true_class"] == "frog"
-    assert data["classes"][answer_of(data).argmax()] == "frog"
+    assert data["title"] == "dog 12"
+    assert data["true_class"] == "dog"
+    assert data["classes"][answer_of(data).argmax()] == "dog"
     assert data["view"] == View().all_params()
     words = words_of(app)
     assert "not yet why it decides" in words
     (seen,) = app.get("image")  # what the model sees; the large picture is the viewer's
     # A JPEG, which is Streamlit's choice for bytes, would be off by more than 2 of 255.
     assert seen.proto.imgs[0].url.endswith(".png")
-    assert seen.proto.imgs[0].alt == "frog 07 at 32 by 32 pixels"
+    assert seen.proto.imgs[0].alt == "dog 12 at 32 by 32 pixels"
     assert not app.error
     assert link_of(app) == {}
 
@@ -320,7 +320,7 @@ def test_without_data_a_button_says_how_to_get_it():
     app = place(opened(), "Test set")
     assert "not on this machine" in words_of(app)
     assert app.code[0].value == "python -m vit data"
-    assert data_of(app)["name"] == "sample:frog_07"
+    assert data_of(app)["name"] == "sample:dog_12"
 
 
 def test_broken_data_is_told_in_words(tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def test_a_click_in_the_gallery_explains_that_picture(context, page_server):
 
 
 def test_the_gallery_works_from_the_keyboard(context, page_server):
-    with opened(context, page_server) as page:
+    with opened(context, page_server, "picture=sample:frog_07") as page:
         before = picture_name(page).split(",")[0]
         focused = "document.activeElement.shadowRoot?.activeElement ?? document.activeElement"
         page.locator('.gallery button[aria-pressed="true"]').focus()
@@ -146,14 +146,14 @@ def test_the_gallery_works_from_the_keyboard(context, page_server):
         assert chosen.get_attribute("aria-pressed") == "true"
         assert page.evaluate(f"[...({focused}).parentElement.children].indexOf({focused})") == at
         assert page.locator('.gallery button[tabindex="0"]').count() == 1
-        assert link_of(page)["picture"].startswith("sample:")
+        assert link_of(page) == {}  # the first picture of all
 
 
 def test_a_link_reproduces_the_view_in_another_browser(context, page_server):
-    view = {"picture": "sample:dog_12", "method": "raw", "layer": "5"}
+    view = {"picture": "sample:cat_00", "method": "raw", "layer": "5"}
     with opened(context, page_server) as page:
-        page.locator('.gallery button[title="dog"]').first.click()
-        another_picture(page, "dog 12")
+        page.locator('.gallery button[title="cat"]').first.click()
+        another_picture(page, "cat 00")
         choose(page, "Raw attention")
         page.get_by_role("slider", name="Layer").press("ArrowLeft")
         linked(page, **view)
@@ -206,7 +206,7 @@ def test_the_gallery_follows_the_data_set_of_the_model(context, page_server, tmp
         assert buttons.count() == 20
         assert set(buttons.evaluate_all("all => all.map(e => e.title)")) <= set(CLASSES)
         assert buttons.first.get_attribute("aria-pressed") == "true"
-        assert page.locator(".answer .bars li").count() == min(5, len(CLASSES))
+        assert page.locator(".answer .bars li:not(.absent)").count() == min(5, len(CLASSES))
         buttons.nth(5).click()
         page.wait_for_function("location.search.includes('pattern%3A05')", timeout=30_000)
         settled(page)
@@ -214,9 +214,9 @@ def test_the_gallery_follows_the_data_set_of_the_model(context, page_server, tmp
         assert re.match(r"\w.* 05, lit", picture_name(page))
         page.get_by_role("combobox", name="Model").click()
         page.get_by_role("option", name="Bundled ViT for CIFAR-10").click()
-        another_picture(page, "frog 07")
+        another_picture(page, "dog 12")
         assert link_of(page) == {}
-        assert page.locator('.gallery button[title="frog"][aria-pressed="true"]').count() == 1
+        assert page.locator('.gallery button[title="dog"][aria-pressed="true"]').count() == 1
         assert not page.complaints
 
 

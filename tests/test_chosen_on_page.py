@@ -80,7 +80,8 @@ def test_another_fusion_or_discard_sends_new_rollouts_of_the_same_picture(name):
     says(app, **{name: CHOICES[name][0]})
     after = data_of(app)
     changed = {field for field in before if before[field] != after[field]}
-    assert changed == {name, "rollout"}  # not its id, and not the view that it began with
+    also = {"fusion": "fused", "discard": "raw"}[name]  # with the weights that are kept
+    assert changed == {name, "rollout", also}  # not its id, and not the view that it began with
     assert after[name] == CHOICES[name][1]
     assert link_of(app) == {"token": "3,5", name: CHOICES[name][0]}
 
@@ -105,7 +106,7 @@ def test_another_picture_or_model_begins_with_the_view_as_it_is(page_folders, wr
 NONSENSE = [
     *[None, "raw", 7, True, [], ["token"], [["token", "3,5"]], float("nan"), {}],
     {"tokens": "3,5", "__class__": "x", "": "1", "view": {"layer": "3"}},
-    {"picture": "sample:frog_07", "model": "patterns", "fit": "crop"},
+    {"picture": "sample:dog_12", "model": "patterns", "fit": "crop"},
     {"method": "grad", "layer": "0", "head": "-1", "token": "0,0", "fusion": "median", "discard": "1.5"},
     {"draw": "dark", "strength": "2", "smooth": "maybe", "mass": "nan", "scale": "log", "looked_at": "1"},
     {"layer": "9999", "head": "9999", "token": "9999,9999"},

@@ -23,9 +23,9 @@ from PIL import Image
 from vit.__main__ import main
 from vit.checkpoint import BUNDLED, Checkpoint, load
 from vit.explanation import explain, head_rows
-from vit.export import export_html, payload_of, with_maps
+from vit.export import export_html, opens_unlit, payload_of, with_maps
 from vit.images import open_picture, prepare
-from vit.overlay import Style, draw
+from vit.overlay import Style, dim_own, draw
 from vit.state_dict import Architecture
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,9 @@ def test_a_large_grid_has_its_fused_maps_and_stays_under_2_mb(large, large_expla
     values = np.frombuffer(base64.b64decode(data["maps"]["rollout/5"]["values"]), np.uint8).reshape(197, 197)
     scales = np.frombuffer(base64.b64decode(data["maps"]["rollout/5"]["scales"]), np.float32)[:, None]
     rollout = large_explanation.rollout[0, 5].numpy()
-    assert (np.abs(values * scales - rollout) <= rollout.max(axis=-1, keepdims=True) / 500).all()
+    found = values * scales
+    np.fill_diagonal(found, np.frombuffer(base64.b64decode(data["maps"]["rollout/5"]["own"]), np.float32))
+    assert (np.abs(found - rollout) <= rollout.max(axis=-1, keepdims=True) / 500).all()
 
 
 @pytest.mark.parametrize(
@@ -220,6 +222,17 @@ def test_what_is_shown_first_is_inside_before_the_rest(large, large_explanation,
     assert list(held["maps"]) == first
     assert len(json.dumps(held)) <= room_bytes
     assert with_maps(data, large_explanation, 0) == data
+
+
+def test_a_view_that_is_not_inside_is_known(large, large_explanation):
+    model, checkpoint, photo = large
+    view = {"token": "4,4", "method": "raw", "layer": "2"}
+    data = payload_of(photo, model, checkpoint, name="a", title="a", view=view, explanation=large_explanation)
+    assert not opens_unlit(data)
+    without = {name: data[name] for name in data if name != "maps"}
+    assert opens_unlit(without)
+    assert not opens_unlit(without | {"view": {"layer": "2"}})  # CLS is always there
+    assert opens_unlit(without | {"view": {"looked_at": "yes"}})
 
 
 def test_a_small_grid_needs_no_more_maps(bundled, cat):
@@ -249,19 +262,22 @@ def test_pictures_go_into_one_file_that_shows_what_was_asked(tmp_path, capsys):
         }  # fmt: skip
 
 
+@pytest.mark.parametrize("scale", ["own", "shared"])
 @pytest.mark.parametrize("method", ["rollout", "raw"])
-def test_a_film_plays_what_was_asked(tmp_path, bundled, method):
+def test_a_film_plays_what_was_asked(tmp_path, bundled, method, scale):
     model, checkpoint = bundled
     command = ["export", CAT, "--webp", tmp_path / "cat.webp", "--method", method, "--head", 2]
+    command += ["--scale", scale]
     assert main([str(word) for word in command]) == 0
     film = Image.open(tmp_path / "cat.webp")
     picture = open_picture(CAT)
     explanation = explain(model, prepare(picture, checkpoint), discard_ratio=0.9)
-    rows = head_rows(explanation, method, discard_ratio=0.9)[0, :, 1, 1:]
+    sheet = head_rows(explanation, method, discard_ratio=0.9)[0, :, :, 1:]
+    rows, top = sheet[:, 1], sheet.max().item() if scale == "shared" else None
     assert film.n_frames == 6
     for layer in range(6):
         film.seek(layer)
-        drawn = draw(np.asarray(picture), rows[layer].reshape(8, 8), Style(), size_px=(448, 448))
+        drawn = draw(np.asarray(picture), rows[layer].reshape(8, 8), Style(), size_px=(448, 448), top=top)
         assert np.abs(np.asarray(film.convert("RGB"))[:448].astype(int) - drawn).max() <= 2
 
 
@@ -330,7 +346,8 @@ def opened(browser, path: Path, scheme: str = "light", width: int = 1280):
     page.on("dialog", lambda dialog: page.complaints.append(dialog.message))
     page.on("request", lambda asked: page.complaints.append(asked.url) if is_load(asked.url, path) else None)
     page.goto(path.as_uri())
-    page.wait_for_function("document.querySelector('.looks')?.textContent.includes('Where')", timeout=10_000)
+    # not by wait_for_function, which asks again by eval: the page's policy forbids that
+    page.locator(".looks", has_text=re.compile("Where|Who")).wait_for(timeout=10_000)
     yield page
     assert page.complaints == []
     context.close()
@@ -401,11 +418,11 @@ def test_the_picture_is_the_librarys_to_2_of_255(browser, one, bundled):
     options = {"layer": 2, "discard_ratio": 0.9}
     with opened(browser, one) as page:
         caption_says(page, "Where row 4, column 5 looks: rollout of layers 1 to 3")
-        seen = explain(model, x, token=1 + 3 * 8 + 4, **options).relevance[0]
+        seen = dim_own(explain(model, x, token=1 + 3 * 8 + 4, **options).relevance[0], (3, 4))
         assert np.abs(painted(page) - draw(picture, seen)).max() <= 2
         point_at(page, 2, 3)
         caption_says(page, "Where row 2, column 3 looks")
-        seen = explain(model, x, token=1 + 1 * 8 + 2, **options).relevance[0]
+        seen = dim_own(explain(model, x, token=1 + 1 * 8 + 2, **options).relevance[0], (1, 2))
         page.wait_for_timeout(100)
         assert np.abs(painted(page) - draw(picture, seen)).max() <= 2
         page.mouse.move(0, 0)
@@ -477,4 +494,4 @@ def test_a_large_grid_says_what_it_lacks(browser, tmp_path, large, large_explana
         caption_says(page, "Where row 4, column 5 looks: attention of layer 3")
         row = large_explanation.attention[0, 2].mean(dim=0)[1 + 3 * 14 + 4, 1:].reshape(14, 14)
         seen = np.asarray(photo.crop((40, 0, 280, 240)))
-        assert np.abs(painted(page) - draw(seen, row)).max() <= 2
+        assert np.abs(painted(page) - draw(seen, dim_own(row, (3, 4)))).max() <= 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vit.figure import _number, figure
-from vit.overlay import ACCENT, Style, colormap, draw, outline, png_bytes, sheet
+from vit.overlay import ACCENT, Style, colormap, dim_own, draw, outline, png_bytes, sheet
 
 SAMPLES = Path(__file__).parent.parent / "assets" / "samples"
 CAT = np.array(Image.open(SAMPLES / "cat_00.png").convert("RGB"))
@@ -502,3 +502,21 @@ def test_an_outline_frames_the_patch_that_draw_lights_and_nothing_else(size_px, 
         assert changed[rows.max(), columns.min() : columns.max() + 1].all()
         assert changed[rows.min() : rows.max() + 1, columns.min()].all()
         assert changed[rows.min() : rows.max() + 1, columns.max()].all()
+
+
+def test_a_patch_does_not_outshine_what_it_looks_at():
+    rng = np.random.default_rng(0)
+    weights = rng.random((3, 4, 5))
+    weights[:, 2, 1] = 9
+    seen = dim_own(weights, (2, 1))
+    others = np.ones((4, 5), bool)
+    others[2, 1] = False
+    assert np.array_equal(seen[:, others], weights[:, others])
+    assert np.array_equal(seen[:, 2, 1], weights[:, others].max(axis=-1))
+    assert (weights[:, 2, 1] == 9).all()  # what came in is as it was
+    weights[:, 2, 1] = 0.01  # weaker than the others: nothing to dim
+    assert np.array_equal(dim_own(weights, (2, 1)), weights)
+    alone = np.zeros((4, 5))
+    alone[2, 1] = 0.3  # it looks at nothing else
+    assert np.array_equal(dim_own(alone, (2, 1)), alone)
+    assert np.array_equal(dim_own(weights, None), weights)

@@ -37,18 +37,27 @@ LARGE = {
 }
 
 
-def decoded(sent: dict, *shape: int) -> np.ndarray:
-    """(*shape, N) float64"""
-    values, scales = base64.b64decode(sent["values"]), base64.b64decode(sent["scales"])
+def decoded(sent: dict, *shape: int, own: int | None = None) -> np.ndarray:
+    """(*shape, N) float64; `own` as in `quantised`."""
+    values, scales, given = (base64.b64decode(sent[name]) for name in ("values", "scales", "own"))
     scales = np.frombuffer(scales, "<f4").reshape(shape)
-    return np.frombuffer(values, np.uint8).reshape(*shape, -1) * scales[..., None].astype(np.float64)
+    rows = np.frombuffer(values, np.uint8).reshape(*shape, -1) * scales[..., None].astype(np.float64)
+    given = np.frombuffer(given, "<f4").reshape(shape)
+    for place in np.ndindex(shape):
+        rows[(*place, place[-1] if own is None else own)] = given[place]
+    return rows
 
 
-def assert_close_to(sent: dict, rows) -> None:
-    """Off by at most 1/510 of each row's largest weight, beside the rounding of float32."""
+def assert_close_to(sent: dict, rows, own: int | None = None) -> None:
+    """Off by at most 1/510 of what each row gives others at most, beside the rounding of float32."""
     rows = np.asarray(rows, dtype=np.float64)
-    off = np.abs(decoded(sent, *rows.shape[:-1]) - rows)
-    assert (off <= rows.max(axis=-1, keepdims=True) * (1 / 510 + 1e-6)).all()
+    found = decoded(sent, *rows.shape[:-1], own=own)
+    others = rows.copy()
+    for place in np.ndindex(rows.shape[:-1]):
+        at = (*place, place[-1] if own is None else own)
+        others[at] = 0
+        assert found[at] == np.float32(rows[at])
+    assert (np.abs(found - rows) <= others.max(axis=-1, keepdims=True) * (1 / 510 + 1e-6)).all()
 
 
 def random_pixels(height: int, width: int) -> np.ndarray:
@@ -102,20 +111,46 @@ def large_payload(large, **options) -> dict:
 @given(some.lists(some.lists(FLOATS, min_size=4, max_size=4), min_size=1, max_size=5))
 def test_a_row_is_off_by_at_most_a_510th_of_its_largest(rows):
     rows = np.array(rows, np.float32)
-    sent = quantised(rows)
+    sent = quantised(rows, own=0)
     # below the normal float32 the scale itself is rounded: to half of the smallest step, 255 times
     slack = 255 * 2.0**-150
-    off = np.abs(decoded(sent, len(rows)) - rows)
+    off = np.abs(decoded(sent, len(rows), own=0) - rows)
     assert (off <= rows.max(axis=-1, keepdims=True).astype(np.float64) * (1 / 510 + 1e-6) + slack).all()
 
 
 def test_zeros_stay_zero_and_the_largest_is_kept():
-    rows = np.array([[0, 0, 0], [0, 1, 0.51], [1e-30, 0, 1e-33], [3e38, 1e38, 0]], np.float32)
-    sent = quantised(rows)
-    values = np.frombuffer(base64.b64decode(sent["values"]), np.uint8).reshape(4, 3)
+    rows = np.array([[9, 0, 0, 0], [0, 0, 1, 0.51], [0, 1e-30, 0, 1e-33], [1, 3e38, 1e38, 0]], np.float32)
+    sent = quantised(rows, own=0)
+    values = np.frombuffer(base64.b64decode(sent["values"]), np.uint8).reshape(4, 4)[:, 1:]
     assert values.tolist() == [[0, 0, 0], [0, 255, 130], [255, 0, 0], [255, 85, 0]]
-    np.testing.assert_allclose(decoded(sent, 4).max(axis=-1), rows.max(axis=-1), rtol=1e-6)
-    assert quantised(torch.from_numpy(rows)) == sent
+    np.testing.assert_allclose(decoded(sent, 4, own=0).max(axis=-1), rows.max(axis=-1), rtol=1e-6)
+    assert quantised(torch.from_numpy(rows), own=0) == sent
+
+
+@given(some.integers(0, 2**32 - 1), some.sampled_from([0.25, 0.5, 0.9, 1.0]))
+def test_the_bytes_and_the_ties_say_what_rollout_keeps(seed, discard):
+    """Weights near one another, which bytes cannot tell apart: what stays is still what the library keeps."""
+    rng = np.random.default_rng(seed)
+    N = 12
+    rows = rng.choice([0, 0.5, 1.0, 1.0004, 1.0008, 2], (3, N, N)).astype(np.float32)
+    sent = quantised(rows, discard)
+    values = np.frombuffer(base64.b64decode(sent["values"]), np.uint8).reshape(3 * N, N)
+    numbers = np.frombuffer(base64.b64decode(sent["ties"]), "<i4").tolist()
+    ties = {}
+    while numbers:
+        row, count, *numbers = numbers
+        ties[row], numbers = numbers[:count], numbers[count:]
+    dropped = min(int(discard * N), N - 1)
+    # of one map's heads each alone: what `rollout_by_head` keeps is where its first layer is not zero
+    kept = rollout_by_head(torch.from_numpy(rows)[None, None], "mean", discard, 0.0)[0, 0].numpy() > 0
+    for row in range(3 * N):
+        stay = np.argsort(values[row], kind="stable")[dropped:]
+        if row in ties:
+            cut = values[row, stay].min()
+            stay = [*(column for column in stay if values[row, column] > cut), *ties[row]]
+        of_library = np.flatnonzero(kept[row // N, row % N])
+        assert set(of_library) <= set(stay)
+        assert len(set(stay)) == N - dropped
 
 
 # --- the default model: everything
@@ -135,6 +170,7 @@ def test_maps_and_answers_are_those_of_the_library(frog, frog_payload):
     maps = torch.stack(maps, dim=1)
     assert (data["layers"], data["heads"], data["grid"]) == (6, 8, [8, 8])
     assert_close_to(data["raw"], maps[0])
+    assert_close_to(data["fused"], fuse_heads(maps[0], "max"))
     assert_close_to(data["rollout"], rollout_by_layer(maps, "max", 0.9)[0])
     probabilities = np.frombuffer(base64.b64decode(data["probabilities"]), "<f4").reshape(6, 10)
     np.testing.assert_allclose(probabilities[-1], logits.softmax(-1)[0], atol=1e-6)
@@ -211,7 +247,7 @@ def test_a_large_grid_sends_the_rows_of_cls_alone(large):
     for method in ("raw", "rollout"):
         rows = head_rows(large[2], method, head_fusion="min", discard_ratio=0.6)[0]
         assert rows.shape == (12, 13, 197)
-        assert_close_to(data[f"cls_{method}"], rows)
+        assert_close_to(data[f"cls_{method}"], rows, own=0)
 
 
 def test_what_is_large_can_be_decided(large, frog):
@@ -226,7 +262,7 @@ def test_what_is_large_can_be_decided(large, frog):
     )
     assert "raw" not in part
     rows = head_rows(explanation, head_fusion="max", discard_ratio=0.9)[0]
-    assert_close_to(part["cls_rollout"], rows)
+    assert_close_to(part["cls_rollout"], rows, own=0)
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -119,7 +119,7 @@ def test_maps_are_those_of_the_picture_as_it_is_fused(explained):
     value = asked(explained, "maps", keys=keys)
     assert list(value["maps"]) == keys
     for key in keys:
-        assert value["maps"][key] == map_payload(explained.explanation, key, "max")
+        assert value["maps"][key] == map_payload(explained.explanation, key, "max", explained.view.discard)
     assert value["maps"]["raw/0/all"] != map_payload(explained.explanation, "raw/0/all", "mean")
     other = replace(explained, view=replace(explained.view, fusion="mean"))
     assert asked(other, "maps", keys=["raw/0/all"])["maps"]["raw/0/all"] == map_payload(

@@ -275,9 +275,16 @@ def test_the_snippet_draws_what_the_page_shows(view, tmp_path, page_folders, mon
     explained = explain_picture(view, Loaded(model, checkpoint, BUNDLED), shown)
     height, width = shown.canvas.shape[:2]
     size_px = (round(height * 672 / max(height, width)), round(width * 672 / max(height, width)))
-    top = explained.relevance.max() if view.scale == "shared" else None
+    weights, top = explained.drawn(explained.relevance_map), None
+    if view.scale == "shared" and view.mass is None:
+        maps = explained.relevance.copy()
+        if explained.cell:  # the patch's own weight is no part of the scale, unless it is alone
+            maps[(..., *explained.cell)] = 0
+            alone = maps.max(axis=(-2, -1)) == 0
+            maps[alone] = explained.relevance[alone]
+        top = maps.max()
     assert explained.top == top
-    page = draw(shown.canvas, explained.relevance_map, view.style, size_px=size_px, top=top)
+    page = draw(shown.canvas, weights, view.style, size_px=size_px, top=top)
     if explained.cell:
         page = outline(page, explained.cell, checkpoint.architecture.grid)
 

@@ -53,7 +53,7 @@ def test_pointing_shows_a_patch_at_once_and_never_reaches_python(page, page_serv
         seen.append(pixels(page))
         assert not any(np.array_equal(seen[-1], other) for other in seen[:-1])
     thumb(page, 2, 3).hover()
-    assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 2, head 3")
+    assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 2, of layer 2 head 3 alone")
     leave(page)
     assert looks(page) == sentence
     assert np.array_equal(pixels(page), at_rest)
@@ -88,7 +88,7 @@ def test_a_click_pins_and_a_second_one_or_escape_frees(page, page_server):
 
 
 def test_cls_has_a_button_of_its_own_with_its_weight(page, page_server):
-    attention = by_python("frog_07").attention
+    attention = by_python("dog_12").attention
     # where a row has its largest weight, the browser knows it exactly
     layer, head, token = np.argwhere(attention[:, :, 1:].argmax(axis=-1) == 0)[0] + [0, 0, 1]
     view = {"method": "raw", "layer": f"{layer + 1}", "head": f"{head + 1}"}
@@ -104,7 +104,7 @@ def test_cls_has_a_button_of_its_own_with_its_weight(page, page_server):
 
 
 def test_looked_at_by_turns_the_question_round(page, page_server):
-    found = by_python("frog_07")
+    found = by_python("dog_12")
     visit(page, page_server, "token=3,5&method=raw&layer=2&head=1")
     choose(page, "Looked at by")
     assert looks(page) == "Who looks at row 3, column 5: attention of layer 2, head 1."
@@ -139,16 +139,16 @@ def thumb_pixels(page) -> dict[str, np.ndarray]:
 
 
 def test_a_thumbnail_previews_opens_and_stands_alone(page, page_server):
-    found = by_python("frog_07")
+    found = by_python("dog_12")
     visit(page, page_server)
     thumb(page, 2, 3).hover()
-    assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 2, head 3")
+    assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 2, of layer 2 head 3 alone")
     assert bars(page) == bar_texts(found, 1)
     leave(page)
     assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 6, mean of all heads")
     thumb(page, 2, 3).click()
     leave(page)
-    assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 2, head 3")
+    assert looks(page).startswith("Where CLS looks: rollout of layers 1 to 2, of layer 2 head 3 alone")
     linked(page, layer="2", head="3")
 
     choose(page, "Raw attention")
@@ -212,7 +212,7 @@ def test_thumbnails_work_from_the_keyboard_with_one_stop(page, page_server):
 
 
 def test_the_scrubber_goes_through_the_layers_and_the_bars_follow(page, page_server):
-    found = by_python("frog_07")
+    found = by_python("dog_12")
     visit(page, page_server, "method=raw")
     scrubber = page.get_by_role("slider", name="Layer")
     for key, layer in (("ArrowLeft", 5), ("ArrowLeft", 4), ("Home", 1), ("ArrowRight", 2), ("End", 6)):

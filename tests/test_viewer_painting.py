@@ -58,7 +58,7 @@ def weights_between(found, method: str, layer: int, head: int | None, discard: f
     """(N, N) twice: between these maps the browser's lies. Heads are fused by their mean, residual is 0.5."""
     heads, N = found.attention[layer], found.attention.shape[-1]
     if method == "raw":
-        return [part.mean(axis=0) for part in bounds(heads if head is None else heads[[head]])]
+        return bounds(heads.mean(axis=0) if head is None else heads[head])
     if head is None:
         return bounds(found.rollout[layer])
     own, dropped = heads[head], min(math.floor(discard * N + 1e-9), N - 1)
@@ -98,12 +98,16 @@ def test_painted_cells_are_the_librarys_to_2_of_255(page, page_server):
                 leave(page)
                 seen = pixels(page)
                 assert seen.shape == ((448, 448, 3) if style.smooth else (32, 32, 3))
-                between = drawn_between(found.picture, low[token], high[token], style, seen.shape[:2])
+                between = drawn_between(
+                    found.picture, low[token], high[token], style, seen.shape[:2], token=token
+                )
                 case = (layer, head, token, method, shown_head, style)
                 assert share_outside(seen, between) == 0, case
                 if not style.smooth:  # another token's map would not pass
                     other = token % 64 + 1
-                    wrong = drawn_between(found.picture, low[other], high[other], style, seen.shape[:2])
+                    wrong = drawn_between(
+                        found.picture, low[other], high[other], style, seen.shape[:2], token=token
+                    )
                     assert share_outside(seen, wrong) > 0.05, case
 
 
@@ -121,7 +125,8 @@ def test_without_weights_left_out_every_map_is_the_librarys_both_ways(page, page
             leave(page)
             seen = pixels(page)
             least, most = (part[:, token] if looked_at else part[token] for part in (low, high))
-            assert share_outside(seen, drawn_between(found.picture, least, most, Style(), (32, 32))) == 0
+            between = drawn_between(found.picture, least, most, Style(), (32, 32), token=token)
+            assert share_outside(seen, between) == 0
             of_python = vit.explain(
                 found.model, found.x, "rollout", token, layer=layer, head=head, looked_at=looked_at
             ).relevance[0].numpy().ravel()  # fmt: skip
@@ -193,8 +198,8 @@ def test_maps_of_a_large_grid_come_when_they_are_looked_at(page, page_server, la
     visit(page, page_server, "picture=sample:ship_01&model=run:large&method=raw&layer=4&head=7")
     page.sent.clear()
 
-    def shows(low, high) -> bool:
-        low, high = drawn_between(canvas, low, high, Style(), canvas.shape[:2], (14, 14))
+    def shows(low, high, token=0) -> bool:
+        low, high = drawn_between(canvas, low, high, Style(), canvas.shape[:2], (14, 14), token)
         seen = pixels(page)
         return seen.shape == low.shape and ((seen >= low) & (seen <= high)).all()
 
@@ -216,7 +221,7 @@ def test_maps_of_a_large_grid_come_when_they_are_looked_at(page, page_server, la
         visit(page, page_server, f"picture=sample:ship_01&model=run:large&{query}")
         page.locator(".marks").evaluate(WATCH_SIGNS)
         patch(page, 9, 3).hover()
-        eventually(page, lambda _, maps=maps: shows(*(part[token] for part in bounds(maps))), True)
+        eventually(page, lambda _, maps=maps: shows(*(part[token] for part in bounds(maps)), token), True)
         assert looks(page).startswith("Where row 9, column 3 looks")
         waited = [names for names in page.evaluate("window.signs") if names]
         assert name in waited[0]
@@ -228,5 +233,5 @@ def test_maps_of_a_large_grid_come_when_they_are_looked_at(page, page_server, la
     # then all the others, and no sign stays
     patch(page, 9, 3).click()
     thumb(page, 12, 12).hover()
-    eventually(page, lambda _: shows(*(part[token] for part in bounds(attention[11, 11]))), True)
+    eventually(page, lambda _: shows(*(part[token] for part in bounds(attention[11, 11])), token), True)
     eventually(page, lambda _: page.locator(".mark.waits").count(), 0, seconds=30)

@@ -70,7 +70,7 @@ def tab_to(page, grid: str, most: int = 40) -> list[dict]:
 
 
 def test_the_keyboard_alone_goes_everywhere_and_is_told_what_is_there(page, page_server):
-    found = by_python("frog_07")
+    found = by_python("dog_12")
     visit(page, page_server, "method=raw&layer=4&head=2")
     tab_to(page, "picture")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"):
@@ -108,7 +108,9 @@ def test_the_keyboard_alone_goes_everywhere_and_is_told_what_is_there(page, page
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowLeft")
-    assert looks(page).startswith("Where row 3, column 5 looks: rollout of layers 1 to 6, head 2")
+    assert looks(page).startswith(
+        "Where row 3, column 5 looks: rollout of layers 1 to 6, of layer 6 head 2 alone"
+    )
     page.keyboard.press("Escape")
     assert said(page).startswith("Freed. CLS looks most at row ")
     linked(page, head="2")
@@ -132,7 +134,9 @@ def test_a_tap_pins_a_patch_and_opens_a_thumbnail(browser, page_server):
         assert looks(page).startswith("Where row 3, column 5 looks")
         linked(page, token="3,5")
         tap(page, thumb(page, 2, 7))
-        assert looks(page).startswith("Where row 3, column 5 looks: rollout of layers 1 to 2, head 7")
+        assert looks(page).startswith(
+            "Where row 3, column 5 looks: rollout of layers 1 to 2, of layer 2 head 7 alone"
+        )
         linked(page, token="3,5", layer="2", head="7")
         tap(page, patch(page, 6, 2))
         linked(page, token="6,2", layer="2", head="7")
@@ -237,7 +241,8 @@ def test_two_people_see_their_own_pictures_and_numbers(browser, page, page_serve
                 token = (layer - 1) * 8 + head
                 seen = pixels(each)
                 low, high = (part[token] for part in bounds(found.attention[layer - 1, head - 1]))
-                assert share_outside(seen, drawn_between(found.picture, low, high, Style(), (32, 32))) == 0
+                between = drawn_between(found.picture, low, high, Style(), (32, 32), token=token)
+                assert share_outside(seen, between) == 0
                 assert picture_name(each).startswith(name.replace("_", " "))
                 assert bars(each) == bar_texts(found, layer - 1)
             for each, _ in visitors:

@@ -143,7 +143,7 @@ def open_drawer(page, name: str) -> None:
 def bars(page) -> dict[str, str]:
     """What stands beside each class's bar."""
     drawn(page)
-    rows = page.locator(".answer .bars li")
+    rows = page.locator(".answer .bars li:not(.absent)")
     texts = "all => all.map((row) => ['.name', '.value'].map((part) => row.querySelector(part).textContent))"
     return dict(rows.evaluate_all(texts))
 
@@ -225,6 +225,8 @@ def by_cause(name: str, **change) -> np.ndarray:
 def bar_texts(found: SimpleNamespace, layer: int, changed: np.ndarray | None = None) -> dict[str, str]:
     """What `bars` should read at a layer, from 0; `changed` (L, K) are the probabilities under a change."""
     shown = np.argsort(-found.layers[-1], kind="stable")[:5]
+    leading = (found.layers if changed is None else changed)[layer].argmax()
+    shown = [*shown, *({leading} - set(shown.tolist()))]  # the class that leads is always there
     texts = {}
     for k in shown:
         before = percent(found.layers[layer, k])
@@ -238,12 +240,19 @@ def bounds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(rows - off, 0), rows + off
 
 
-def drawn_between(picture, low, high, style: Style, size_px, grid=(8, 8)):
-    """Between which pixels the browser's lie, 2 of 255 beside what is drawn of the weights (N,) between."""
+def drawn_between(picture, low, high, style: Style, size_px, grid=(8, 8), token=0):
+    """Between which pixels the browser's lie, 2 of 255 beside what is drawn of the weights (N,) between.
+
+    In the view of a patch, `token`, its own weight is drawn no brighter than the largest of the others.
+    """
+    if token:
+        low, high = low.copy(), high.copy()
+        for weights in (low, high):
+            weights[token] = min(weights[token], np.delete(weights, [0, token]).max())
     low, high = (weights[1:].reshape(grid) for weights in (low, high))
     least, most = low / high.max(), np.minimum(high / low.max(), 1)
     steps = [draw(picture, least + at * (most - least), style, size_px=size_px, top=1.0).astype(int)
-             for at in np.linspace(0, 1, 3)]  # fmt: skip
+             for at in np.linspace(0, 1, 9)]  # fmt: skip
     return np.min(steps, axis=0) - 2, np.max(steps, axis=0) + 2
 
 

@@ -26,7 +26,7 @@ from vit.figure import figure
 from vit.files import write_whole
 from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
 from vit.model import VisualTransformer
-from vit.overlay import Style, png_bytes
+from vit.overlay import Style, dim_own, png_bytes
 from vit.words import percent, prediction, sentence
 
 
@@ -82,8 +82,20 @@ class Settings:
 
     def top(self, explanation: Explanation, model: VisualTransformer) -> float | None:
         """The weight drawn at full light; None for the map's own largest."""
-        shared = self.scale == "shared" and self.mass is None
-        return self.rows(explanation, model).max().item() if shared else None
+        if self.scale == "own" or self.mass is not None:
+            return None
+        return dim_own(self.rows(explanation, model).cpu().numpy(), self.cell(model)).max().item()
+
+    def cell(self, model: VisualTransformer) -> tuple[int, int] | None:
+        """(row, column), from 0, of the patch whose view it is; None for CLS."""
+        token = token_index(self.token, model.grid)
+        return None if token == 0 else divmod(token - 1, model.grid[1])
+
+    def drawn(self, weights: Tensor, model: VisualTransformer) -> np.ndarray:
+        """(..., GY, GX) as they are drawn: the patch's own dimmed, or the mask that holds the mass."""
+        if self.mass is None:
+            return dim_own(weights.cpu().numpy(), self.cell(model))
+        return mass_mask(weights.flatten(-2), self.mass).view_as(weights).float().cpu().numpy()
 
     def sentence(self, model: VisualTransformer) -> str:
         """The settings in words, for a caption."""
@@ -226,7 +238,6 @@ def _png(
     said = prediction(checkpoint.class_names[best], probability)
     source = f"{checkpoint.name}, id {checkpoint.id}"
     what = settings.sentence(model)
-    token = token_index(settings.token, model.grid)
     weights, label = explanation.relevance[0], "share of attention"
     if settings.mass is not None:
         mask = mass_mask(weights.flatten(), settings.mass)
@@ -234,17 +245,17 @@ def _png(
         what += (
             f"; the {mask.sum()} of {mask.numel()} patches that {held} {percent(settings.mass)} of the weight"
         )
-        weights, label = mask.view_as(weights).float(), "1 inside, 0 outside"
+        label = "1 inside, 0 outside"
     image = figure(
         to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
-        weights.cpu().numpy(),
+        settings.drawn(weights, model),
         title=said,
         caption_lines=[f"{what}.", f"Model: {source}."],
-        style=style,
+        style=style if settings.mass is None else replace(style, smooth=False),
         top=settings.top(explanation, model),
         weights_label=label,
         original=to_array(picture),
-        cell=None if token == 0 else divmod(token - 1, model.grid[1]),
+        cell=settings.cell(model),
     )
     facts = {"Software": "Patchlight", "Title": said, "Description": what, "checkpoint": source}
     facts |= {"checkpoint id": checkpoint.id, "picture": Path(name).name, "style": json.dumps(asdict(style))}

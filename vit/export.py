@@ -96,12 +96,19 @@ def with_maps(data: dict, explanation: Explanation, most_bytes: int = PICTURE_BY
     maps = {}
     room_bytes = most_bytes - len(json.dumps(data))
     for key in dict.fromkeys(_wanted(data)):
-        found = map_payload(explanation, key, data["fusion"])
+        found = map_payload(explanation, key, data["fusion"], data["discard"])
         room_bytes -= len(json.dumps({key: found}))
         if room_bytes < 0:
             break
         maps[key] = found
     return data | ({"maps": maps} if maps else {})
+
+
+def opens_unlit(data: Mapping) -> bool:
+    """Whether what data["view"] shows first is a map too large to be inside."""
+    view = data.get("view", {})
+    from_cls = (view.get("token") or "cls") == "cls" and view.get("looked_at") != "yes"
+    return not ("raw" in data or from_cls or next(_wanted(data)) in data.get("maps", {}))
 
 
 def _wanted(data: Mapping) -> Iterator[str]:

@@ -7,14 +7,15 @@ The settings say what the HTML file shows first, and what the GIF and WebP play.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vit.animation import play_through
-from vit.attention import mass_mask, token_index, token_name
+from vit.attention import token_index, token_name
 from vit.checkpoint import Checkpoint
 from vit.explain_command import Settings, prediction_line, targets
 from vit.explanation import Explanation, explain
-from vit.export import TITLE, export_html, payload_of
+from vit.export import TITLE, export_html, opens_unlit, payload_of
 from vit.files import write_whole
 from vit.images import PictureError, framed, open_picture, prepare, to_array
 from vit.model import VisualTransformer
@@ -65,6 +66,11 @@ def export_pictures(
                 fusion=settings.fusion, discard=settings.discard, view=view, explanation=explanation,
             )
         )  # fmt: skip
+        if html is not None and opens_unlit(payloads[-1]):
+            print(
+                f"{name}: the map asked for is too large for the HTML file, which opens unlit",
+                file=sys.stderr,
+            )
         print(prediction_line(name, explanation.probabilities[0].tolist(), checkpoint, as_json), flush=True)
     if html is not None and payloads:
         _write(html, export_html(payloads, title).encode())
@@ -105,15 +111,12 @@ def _film(
 ) -> bytes:
     """The picture under the attention of each layer, or rollout up to it."""
     weights = settings.rows(explanation, model)[:, -1 if settings.head is None else settings.head - 1]
-    if settings.mass is not None:
-        weights = mass_mask(weights.flatten(-2), settings.mass).view_as(weights).float()
-    token = token_index(settings.token, model.grid)
     return play_through(
         to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
-        weights.cpu().numpy(),
-        style,
+        settings.drawn(weights, model),
+        style if settings.mass is None else replace(style, smooth=False),
         kind=kind,
-        cell=None if token == 0 else divmod(token - 1, model.grid[1]),
+        cell=settings.cell(model),
         top=settings.top(explanation, model),
     )
 

@@ -95,6 +95,23 @@ def draw(
     return drawn.take(row_of, axis=-3) if len(rows) < height else drawn
 
 
+def dim_own(relevance: ArrayLike, cell: tuple[int, int] | None) -> np.ndarray:
+    """Relevance (..., GY, GX) to be drawn as the view of the patch at `cell` (row, column from 0).
+
+    Its own weight is lowered to the largest of the others, where they have any: rollout keeps half of each
+    token at every layer, so a patch would outshine all that it looks at. None, as for CLS, changes nothing.
+    """
+    weights = np.asarray(relevance, dtype=np.float64).copy()
+    if cell is None:
+        return weights
+    own = (..., *cell)
+    others = weights.copy()
+    others[own] = 0
+    most = others.max(axis=(-2, -1))
+    weights[own] = np.where(most > 0, np.minimum(weights[own], most), weights[own])
+    return weights
+
+
 def colormap(name: Colors) -> np.ndarray:
     """(256, 3) uint8 from the least weight to the largest, ever brighter. ValueError for an unknown name."""
     if name not in _ANCHORS:

@@ -2,15 +2,17 @@
 
     data = payload(explanation, checkpoint, canvas, name="cat", title="cat", fusion="mean", discard=0.9)
     data["raw"]["values"], data["raw"]["scales"]           # (L, H, N, N) uint8 and (L, H, N) float32
-    map_payload(explanation, "raw/3/all", fusion="mean")   # one map more, for grids too large to send whole
+    map_payload(explanation, "raw/3/all", "mean", 0.9)     # one map more, for grids too large to send whole
 
 A row of weights travels as uint8 with one float32 scale: weight = value * scale, which is off by at most
-1/510 of the row's largest weight. Maps of the default model take 0.3 MB that way; as JSON, twenty times that.
+1/510 of the row's largest weight (see `quantised`). Maps of the default model take 0.3 MB that way; as JSON,
+twenty times that.
 Layers and heads count from 0, as in the arrays.
 """
 
 import base64
 import hashlib
+import math
 import re
 from io import BytesIO
 
@@ -67,16 +69,17 @@ def payload(
         "inferno": base64.b64encode(colormap("inferno").tobytes()).decode(),  # (256, 3)
     }
     if attention.numel() <= WHOLE_VALUES if whole is None else whole:
-        return data | {"raw": quantised(attention), "rollout": quantised(rollout)}
+        fused = quantised(fuse_heads(attention, fusion))
+        return data | {"raw": quantised(attention, discard), "fused": fused, "rollout": quantised(rollout)}
     fused = fuse_heads(attention[:, :, :1], fusion)  # (L, 1, N)
     heads = rollout_of_heads_row(explanation.attention, explanation.rollout, 0, discard)[0]  # (L, H, N)
     return data | {
-        "cls_raw": quantised(np.concatenate([_array(attention[:, :, 0]), _array(fused)], axis=1)),
-        "cls_rollout": quantised(np.concatenate([_array(heads), _array(rollout[:, :1])], axis=1)),
+        "cls_raw": quantised(np.concatenate([_array(attention[:, :, 0]), _array(fused)], axis=1), own=0),
+        "cls_rollout": quantised(np.concatenate([_array(heads), _array(rollout[:, :1])], axis=1), own=0),
     }
 
 
-def map_payload(explanation: Explanation, key: str, fusion: Fusion) -> dict:
+def map_payload(explanation: Explanation, key: str, fusion: Fusion, discard: float = 0.0) -> dict:
     """One map (N, N) of the first picture, quantised. ValueError for a name that is not one of its maps.
 
     Names are `raw/LAYER/HEAD`, `raw/LAYER/all` for all heads fused, and `rollout/LAYER`, counted from 0.
@@ -91,16 +94,49 @@ def map_payload(explanation: Explanation, key: str, fusion: Fusion) -> dict:
         if found[3] == "all":
             return quantised(fuse_heads(maps, fusion))
         if int(found[3]) < H:
-            return quantised(maps[int(found[3])])
+            return quantised(maps[int(found[3])], discard)
     raise ValueError(f"there is no map {key!r} here")
 
 
-def quantised(rows) -> dict:
-    """Weights (..., N), none below 0, as {"values": base64 of uint8 (..., N), "scales": of float32 (...)}."""
+def quantised(rows, discard: float = 0.0, own: int | None = None) -> dict:
+    """Weights (..., N), none below 0, as base64 text: values uint8 (..., N), scales and own float32 (...).
+
+    A weight is value * scale, off by at most 1/510 of the row's largest, but for what each token gives
+    itself: that is often far larger than all else, would leave few steps to the others, and travels alone in
+    `own`. It is the diagonal of whole maps (..., N, N), or that column `own` of rows of one token.
+
+    With `discard`, the share of the weakest that rollout leaves out, also "ties", int32: for each row where
+    weights of one value are parted by that cut otherwise than by their place, the row's number, how many of
+    that value stay, and which columns they are.
+    """
     rows = _array(rows)
-    scales = (rows.max(axis=-1) / 255).astype(np.float32)
-    shares = np.divide(rows, scales[..., None], out=np.zeros_like(rows), where=scales[..., None] > 0)
-    return {"values": _text(np.rint(np.minimum(shares, 255)).astype(np.uint8)), "scales": _text(scales)}
+    N = rows.shape[-1]
+    column = np.broadcast_to(np.arange(N) if own is None else own, rows.shape[:-1])[..., None]
+    given = np.take_along_axis(rows, column, axis=-1)
+    others = rows.copy()
+    np.put_along_axis(others, column, 0, axis=-1)
+    scales = (others.max(axis=-1, keepdims=True) / 255).astype(np.float32)
+    shares = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
+    values = np.rint(np.minimum(shares, 255)).astype(np.uint8)
+    found = {"values": _text(values), "scales": _text(scales), "own": _text(given)}
+    return found | ({"ties": _text(_ties(rows, values, discard))} if discard else {})
+
+
+def _ties(rows: np.ndarray, values: np.ndarray, discard: float) -> np.ndarray:
+    """The ties of `quantised`. What stays is what `vit.attention` keeps: of equals the later column."""
+    N = rows.shape[-1]
+    dropped = min(math.floor(discard * N + 1e-9), N - 1)
+    order = np.argsort(rows.reshape(-1, N), axis=-1, kind="stable")
+    values = values.reshape(-1, N)
+    by_place = np.argsort(values, axis=-1, kind="stable")
+    ties = []
+    for row in np.flatnonzero(
+        (np.sort(order[:, dropped:], axis=-1) != np.sort(by_place[:, dropped:], axis=-1)).any(axis=-1)
+    ):
+        stay = order[row, dropped:]
+        at_cut = np.sort(stay[values[row, stay] == values[row, stay].min()])
+        ties += [row, len(at_cut), *at_cut]
+    return np.array(ties, dtype=np.int32)
 
 
 def _array(values) -> np.ndarray:

@@ -151,7 +151,9 @@ def info_text(values: dict) -> str:
     lines += _table("Parameters by part", {name: f"{count:,}" for name, count in values["parts"].items()})
     lines += [f"Total parameters: {values['parameters']:,}"]
     lines += [f"Trained parameters: {values['trained_parameters']:,}", ""]
-    provenance = values["provenance"] or {"unknown": "the file says nothing of how it came about"}
+    # two sentences of a fact are parted by a semicolon (vit/convert.py)
+    told = {name: str(value).replace(".;", ". ") for name, value in values["provenance"].items()}
+    provenance = told or {"unknown": "the file says nothing of how it came about"}
     lines += _table("Provenance", provenance)
     if values["assumed"]:
         lines += [f"Assumed, because the file does not say: {', '.join(values['assumed'])}"]

@@ -12,7 +12,7 @@ _SCRIPTS = (
     "numbers", "maps", "paint", "controls", "cells", "picture", "thumbnails", "scrubber", "answer", "drawing",
     "cause", "anatomy", "arithmetic", "save", "tour", "requests", "main",
 )  # fmt: skip
-_STYLES = ("viewer", "cause", "anatomy")
+_STYLES = ("viewer", "anatomy")
 
 
 def html() -> str:

@@ -31,9 +31,11 @@ def sentence(
     heads = f"{head_fusion} of all heads" if head is None else f"head {head + 1}"
     if method == "raw":
         return f"{direction}: attention of layer {layer + 1}, {heads}"
+    span = f"layer {layer + 1}" if start_layer == layer else f"layers {start_layer + 1} to {layer + 1}"
+    by = heads if head is None else f"of layer {layer + 1} {heads} alone"
     details = f", weakest {percent(discard_ratio)} left out" if discard_ratio else ""
     details += f", residual {residual:g}" if residual != 0.5 else ""
-    return f"{direction}: rollout of layers {start_layer + 1} to {layer + 1}, {heads}{details}"
+    return f"{direction}: rollout of {span}, {by}{details}"
 
 
 def prediction(class_name: str, probability: float) -> str:

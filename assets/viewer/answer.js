@@ -14,16 +14,22 @@ function createAnswer(root, app) {
     const mark = known ? (truth === classes[best] ? "✓ " : "✗ ") : ""
     verdict.append(element("span", { class: "truth", text: `${mark}true label: ${truth}` }))
   }
-  const rows = shownClasses.map((k) => {
+  const rowOf = (k) => {
     const bar = element("span", { class: "bar" })
     const before = element("span", { class: "before", hidden: true })
     const value = element("span", { class: "value" })
     const row = element("li", {}, element("span", { class: "name", text: classes[k], title: classes[k] }), element("span", { class: "track" }, bar, before), value)
     return { k, bar, before, value, row }
-  })
+  }
+  const rows = shownClasses.map(rowOf)
   const list = element("ul", { class: "bars", "aria-label": "Probabilities" }, ...rows.map(({ row }) => row))
+  // A place for the class that leads at a layer or under a change, where it is none of those; always there, so
+  // that nothing below it moves.
+  const other = rowOf(best)
+  if (K > rows.length) list.append(other.row)
   const note = element("p", { class: "note" })
-  root.replaceChildren(verdict, list, note)
+  const save = button("Save picture", () => savePicture(app), { class: "save", title: "What you see now, as a PNG" })
+  root.replaceChildren(verdict, list, element("div", { class: "row" }, note, save))
   let drawn = ""
 
   function update() {
@@ -34,14 +40,17 @@ function createAnswer(root, app) {
     const key = `${layer} ${now.join()}`
     if (key === drawn) return
     drawn = key
-    for (const { k, bar, before, value } of rows) {
+    const leading = largest(now, 1)[0]
+    other.k = leading
+    other.row.firstChild.textContent = other.row.firstChild.title = classes[leading]
+    other.row.classList.toggle("absent", shownClasses.includes(leading))
+    for (const { k, bar, before, value } of [...rows, other]) {
       bar.style.transform = `scaleX(${now[k]})`
       before.hidden = !changed
       before.style.left = `${100 * untouched[k]}%`
       value.textContent = changed ? `${percent(untouched[k])} → ${percent(now[k])}` : percent(now[k])
     }
     root.classList.toggle("changed", Boolean(changed))
-    const leading = largest(now, 1)[0]
     note.textContent =
       layer < L - 1
         ? `Read after layer ${layer + 1} of ${L}, where it would say ${classes[leading]}, ${percent(now[leading])}.`

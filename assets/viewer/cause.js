@@ -19,7 +19,6 @@ function createCause(root, app) {
 
   const key = (layer, head) => `${layer}/${head}`
   const result = element("p", { class: "result", role: "status" })
-  const agreement = element("p", { class: "agreement", hidden: true }) // of the leave-one-out map with attention
   let speaker = 0 // of several measurements under way only the newest speaks
   const say = (text) => (result.textContent = text)
   const speak = (text) => {
@@ -55,9 +54,12 @@ function createCause(root, app) {
   function summary() {
     const K = app.data.classes.length
     const [before, after] = [app.probabilities, changed].map((all) => all.subarray((L - 1) * K))
-    const best = largest(before, 1)[0]
-    const what = [off.size && `${off.size} of ${L * H} heads off`, covered.size && `${covered.size} of ${P} patches covered`].filter(Boolean).join(", ")
-    return `${what}: ${app.data.classes[best]} goes from ${percent(before[best])} to ${percent(after[best])}.`
+    const [best, now] = [before, after].map((all) => largest(all, 1)[0])
+    const one = [...off][0]?.split("/").map((index) => Number(index) + 1)
+    const heads = off.size === 1 ? `layer ${one[0]}, head ${one[1]} off` : off.size && `${off.size} of ${L * H} heads off`
+    const what = [heads, covered.size && `${covered.size} of ${P} patches covered`].filter(Boolean).join(", ")
+    const instead = best === now ? "" : `, and it says ${app.data.classes[now]}, ${percent(after[now])}`
+    return `With ${what}: ${app.data.classes[best]} goes from ${percent(before[best])} to ${percent(after[best])}${instead}.`
   }
 
   function setOff(pairs) {
@@ -67,7 +69,6 @@ function createCause(root, app) {
   }
 
   const all = () => Array.from({ length: L * H }, (_, i) => [Math.floor(i / H), i % H])
-  const chosenHead = () => app.state.head ?? 0
 
   // A thumbnail was clicked while heads are switched by clicks; the fused column switches its whole layer.
   function toggle(layer, head) {
@@ -110,16 +111,18 @@ function createCause(root, app) {
   async function coverMost() {
     const weights = weightsNow()
     if (!weights) return
+    const mine = ++asked
     const tell = speak("Asking the model …")
     try {
       const answer = await app.ask("cover_most", { weights: Array.from(weights), count, fill })
-      if (!answer) return
+      if (!answer || mine !== asked) return
       const [low, high] = [Math.min(...answer.random), Math.max(...answer.random)]
       const mean = answer.random.reduce((a, b) => a + b) / answer.random.length
       tell(
         `${answer.class}: ${percent(answer.untouched)} untouched; ${percent(answer.most)} with the ${count} patches covered that it attends to most; ` +
           `${percent(mean)} with ${count} at random (${answer.random.length} draws, ${percent(low)} to ${percent(high)}).`,
       )
+      off.clear() // it was asked of the whole model
       covered.clear()
       for (const patch of answer.patches) covered.add(patch)
       app.parts.picture.cover(covered)
@@ -145,13 +148,21 @@ function createCause(root, app) {
     return true
   }
 
+  // Measurements are made on the model and the picture as they are, so nothing else is shown with them.
+  function untouch() {
+    off.clear()
+    covered.clear()
+    apply()
+  }
+
   async function leaveOneOut() {
+    untouch()
     leftOut = new Float32Array(P).fill(NaN)
     showsLeftOut = true
     loo.show(true)
     const tell = speak("Leaving out one patch after another …")
     try {
-      if (await inParts("leave_one_out", P, (values, from) => leftOut.set(values, from))) tell("")
+      if (await inParts("leave_one_out", P, (values, from) => leftOut?.set(values, from))) tell("")
     } catch (error) {
       tell(error.message)
       leftOut = null
@@ -160,18 +171,31 @@ function createCause(root, app) {
     app.draw()
   }
 
-  function correlation() {
+  // What is lit while the leave-one-out map is shown, and how far it agrees with attention.
+  function measured() {
+    if (!shownMap()) return null
+    const what = `What ${bestClass()} loses without each patch, measured on the untouched model.`
     const weights = weightsNow()
-    if (!weights) return ""
+    if (leftOut.some(Number.isNaN) || !weights) return [what, "Being measured."]
     const rho = rankCorrelation(leftOut, weights)
-    return `Lit now: how much the answer loses without each patch, at most ${percent(Math.max(0, ...leftOut))}. Its rank correlation with the attention shown is ${rho.toFixed(2)}.`
+    const gained = leftOut.filter((value) => value < 0).length
+    return [what, `At most ${percent(Math.max(0, ...leftOut))}; ${gained} of ${P} patches are dark because it gains without them. Rank correlation with attention: ${rho.toFixed(2)}.`]
+  }
+
+  const bestClass = () => app.data.classes[largest(app.probabilities.subarray((L - 1) * app.data.classes.length), 1)[0]]
+
+  // as weights with CLS first, so that it is drawn like any other map; what is not measured yet is dark
+  function shownMap() {
+    if (!showsLeftOut || !leftOut || app.pointed !== null) return null
+    return Float32Array.from([0, ...leftOut], (value) => (value > 0 ? value : 0))
   }
 
   async function headEffects() {
+    untouch()
     effects = new Float32Array(L * H).fill(NaN)
     const tell = speak("Switching off one head after another …")
     try {
-      if (!(await inParts("head_effects", L * H, (values, from) => effects.set(values, from)))) return
+      if (!(await inParts("head_effects", L * H, (values, from) => effects?.set(values, from)))) return
       const most = largest(effects, 1)[0]
       tell(`Most is lost without layer ${Math.floor(most / H) + 1}, head ${(most % H) + 1}: ${percent(Math.max(0, effects[most]))} of the probability. Red loses, blue gains.`)
     } catch (error) {
@@ -188,7 +212,7 @@ function createCause(root, app) {
     let top = 1e-6
     for (const each of effects) if (Math.abs(each) > top) top = Math.abs(each)
     const share = Math.round(70 * Math.abs(value) / top)
-    return { color: `color-mix(in srgb, ${value > 0 ? "#d1352b" : "#2b6fd1"} ${share}%, transparent)`, text: (100 * value).toFixed(1) }
+    return { color: `color-mix(in srgb, ${value > 0 ? "#d1352b" : "#2b6fd1"} ${share}%, transparent)`, text: (100 * value).toFixed(1).replace(/^-0\.0$/, "0.0") }
   }
 
   // --- the panel
@@ -207,40 +231,43 @@ function createCause(root, app) {
     if (covered.size) apply()
   })
   fills.show(fill)
-  const many = slider("Patches", { min: 1, max: Math.max(1, Math.floor(P / 2)), step: 1, text: String }, (value) => (count = value))
+  const many = slider("Patches", { min: 1, max: Math.max(1, Math.floor(P / 2)), step: 1, text: String }, (value) => {
+    count = value
+    say("")
+  })
   many.show(count)
   const loo = checkbox("Show it", (on) => {
     showsLeftOut = on
     app.draw()
   })
+  const ofHead = [
+    button("This head off", () => setOff([[app.state.layer, app.state.head]]), { title: "Open a head first" }),
+    button("All but this head", () => setOff(all().filter(([layer, head]) => layer !== app.state.layer || head !== app.state.head)), { title: "Every other head of every layer. Open a head first" }),
+  ]
   function clear() {
-    clearings++
-    off.clear()
-    covered.clear()
     effects = null
     leftOut = null
     showsLeftOut = false
-    apply()
+    clearings++
+    untouch()
   }
   root.replaceChildren(
     element("div", { class: "row" }, button("Cover what it attends to most, and as many at random", coverMost, { class: "button strong" }), many),
     result,
-    agreement,
     element("div", { class: "row" }, brushes, fills),
     element("div", { class: "row" }, clicks,
-      button("This head off", () => setOff([[app.state.layer, chosenHead()]])),
+      ofHead[0],
       button("This layer off", () => setOff(all().filter(([layer]) => layer === app.state.layer))),
-      button("All but this head", () => setOff(all().filter(([layer, head]) => layer !== app.state.layer || head !== chosenHead())), { title: "Every other head of every layer" }),
+      ofHead[1],
     ),
     element("div", { class: "row" }, button("Leave out each patch in turn", leaveOneOut), loo, button("Effect of each head", headEffects), button("As it was", clear)),
     element("p", { class: "note", text: "Where a model looks and what its answer depends on can differ: these tests show the second." }),
   )
 
   function update() {
-    loo.hidden = !leftOut
+    loo.style.visibility = leftOut ? "visible" : "hidden" // nothing may move under the pointer
     loo.show(showsLeftOut)
-    agreement.hidden = !showsLeftOut || leftOut.some(Number.isNaN)
-    if (!agreement.hidden && app.pointed === null) agreement.textContent = correlation()
+    for (const each of ofHead) each.disabled = app.state.head === null
   }
 
   return {
@@ -255,8 +282,8 @@ function createCause(root, app) {
     markOf: (layer, head) => (head !== null && off.has(key(layer, head)) ? ", switched off" : ""),
     effectOf,
     probabilities: () => changed,
-    // as weights with CLS first, so that it is drawn like any other map; what is not measured yet is dark
-    shownMap: () => (showsLeftOut && leftOut && app.pointed === null ? Float32Array.from([0, ...leftOut], (value) => (value > 0 ? value : 0)) : null),
+    shownMap,
+    measured,
     open: () => (root.parentElement.open = true),
     coverMost,
   }

@@ -21,7 +21,6 @@ function createCells({ label, rows, columns, gap = 0, name, point, choose, twice
     grid.append(line)
   }
   let stop = 0
-  let byPointer = false
   cells[0].tabIndex = 0
 
   function rove(index) {
@@ -45,33 +44,29 @@ function createCells({ label, rows, columns, gap = 0, name, point, choose, twice
     if (event.buttons & 1 && drag?.(index)) return
     point(index, event)
   }
-  grid.onpointerleave = () => point(null)
-  grid.onpointercancel = () => point(null)
+  grid.onpointerleave = grid.onpointercancel = () => point(null)
   grid.onpointerdown = (event) => {
-    byPointer = true // the focus that follows must not preview what a click will choose
     if (drag?.(at(event), true)) grid.setPointerCapture(event.pointerId)
   }
   grid.onclick = (event) => {
     const index = at(event)
-    byPointer = index !== null // the focus that follows shows nothing: a finger has gone already
-    if (index !== null) {
-      rove(index)
-      cells[index].focus({ preventScroll: true })
-    }
-    byPointer = false
     if (index === null) return
+    rove(index)
+    cells[index].focus({ preventScroll: true })
     if (!drag?.(index, false, true)) choose(index)
   }
   if (twice) grid.ondblclick = (event) => at(event) !== null && twice(at(event))
-  grid.addEventListener("focusin", () => byPointer || point(stop))
+  // The focus that a click or a tap brings shows nothing: the pointer has shown it, and a finger has gone already.
+  grid.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && point(stop))
   grid.addEventListener("focusout", () => point(null))
   grid.onkeydown = (event) => {
+    if (event.altKey || event.metaKey) return // the browser's own
     const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }
     const column = stop % columns
     let to = stop + (moves[event.key] ?? 0)
     if (event.key === "Home") to = event.ctrlKey ? 0 : stop - column
     else if (event.key === "End") to = event.ctrlKey ? cells.length - 1 : stop - column + columns - 1
-    else if (event.key === "Enter" || event.key === " ") {
+    else if (event.key === "Enter") {
       if (event.shiftKey && twice) twice(stop)
       else choose(stop)
       event.preventDefault()
@@ -83,7 +78,6 @@ function createCells({ label, rows, columns, gap = 0, name, point, choose, twice
     const leavesTheLine = Math.abs(moves[event.key] ?? 0) === 1 && Math.floor(to / columns) !== Math.floor(stop / columns)
     if (to < 0 || to >= cells.length || leavesTheLine) return
     rove(to)
-    byPointer = false
     cells[to].focus()
     point(to)
   }

@@ -6,7 +6,7 @@ function createDrawing(root, app) {
   const smooth = segmented("Patches", [{ value: false, text: "Blocky", title: "One value for each patch, as the model has it" }, { value: true, text: "Smooth" }], (value) => app.change({ smooth: value }))
   const scale = segmented("Scale", [{ value: "own", text: "Each map its own scale" }, { value: "shared", text: "One scale for all" }], (value) => app.change({ scale: value }))
   const masked = checkbox("Only the patches that hold", (on) => app.change({ mass: on ? 0.5 : null }), "The smallest set of patches that holds this share of the weight")
-  const mass = slider("", { min: 0.05, max: 1, step: 0.05, text: (share) => `${percent(share)} of the weight` }, (value) => app.change({ mass: value }))
+  const mass = slider("", { min: 0, max: 1, step: 0.05, text: (share) => `${percent(share)} of the weight` }, (value) => app.change({ mass: value }))
   mass.input.setAttribute("aria-label", "Share of the weight")
   const fusion = segmented("Heads are fused by", app.data.fusions.map((value) => ({ value, text: value })), (value) => app.change({ fusion: value }))
   const discard = slider("Weakest weights left out of rollout", { min: 0, max: 1, step: 0.05, text: percent }, () => {})
@@ -48,10 +48,11 @@ function createLegend(root, app) {
   function update() {
     const { state } = app
     const shown = app.shown()
-    const weights = app.weights(shown.layer, shown.head, shown.token, shown.method)
-    root.hidden = state.draw !== "heat" || state.mass !== null || !weights
+    const effect = app.cause.shownMap()
+    const weights = effect ?? app.weights(shown.layer, shown.head, shown.token, shown.method)
+    root.hidden = state.draw !== "heat" || (state.mass !== null && !effect) || !weights
     if (root.hidden) return
-    const top = app.topFor(weights)
+    const top = effect ? topOf(effect) : app.topFor(weights)
     if (drawn === `${top}`) return
     drawn = `${top}`
     const context = scale.getContext("2d")
@@ -59,7 +60,7 @@ function createLegend(root, app) {
     paintInto(image.data, 0, 4 * 256, surface, ramp, { draw: "heat", strength: 1 }, app.inferno)
     context.putImageData(image, 0, 0)
     most.textContent = percent(top)
-    scale.setAttribute("aria-label", `Colours from 0 to ${percent(top)} of the weight on one patch`)
+    scale.setAttribute("aria-label", `Colours from 0 to ${percent(top)} for one patch`)
   }
   return { update }
 }

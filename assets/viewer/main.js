@@ -11,13 +11,21 @@ const viewers = new WeakMap() // the element that Streamlit keeps -> the app tha
 export default function viewer({ data, parentElement, setStateValue }) {
   const root = parentElement.querySelector(".viewer")
   const before = viewers.get(root)
-  if (before?.data.id === data.id) {
-    before.take(data, setStateValue)
-    return
+  if (before?.data.id === data.id) before.take(data, setStateValue)
+  else {
+    before?.close()
+    // What Python has not been told yet, or cannot be, is newer than what it says; if this picture has it at all.
+    const isNewer = before && (before.owesView() || data.view === undefined)
+    const isAlike = before && ["layers", "heads", "grid"].every((name) => String(before.data[name]) === String(data[name]))
+    const state = isNewer && isAlike ? before.state : stateOf(data.view ?? {}, data)
+    const app = createApp(root, data, state, setStateValue)
+    viewers.set(root, app)
+    if (isNewer && isAlike) app.change({})
   }
-  before?.close()
-  const state = before && data.view === undefined ? before.state : stateOf(data.view ?? {}, data)
-  viewers.set(root, createApp(root, data, state, setStateValue))
+  return () => {
+    viewers.get(root)?.close()
+    viewers.delete(root)
+  }
 }
 
 // --- the state, as text: the same words as in a link (vit/page/view.py)
@@ -110,8 +118,9 @@ function createApp(root, data, state, setStateValue) {
     return sheetRows
   }
   app.topFor = (weights) => {
-    if (state.scale === "own") return topOf(weights)
-    return Math.max(...app.sheet(app.pointed ?? state.token).map((row) => (row ? topOf(row) : 0)))
+    const token = app.pointed ?? state.token
+    if (state.scale === "own") return topOf(weights, token)
+    return Math.max(...app.sheet(token).map((row) => (row ? topOf(row, token) : 0)))
   }
   app.isWaitedFor = (layer, head) => {
     const attention = fetching.has(`raw/${layer}/${head ?? "all"}`)
@@ -122,26 +131,31 @@ function createApp(root, data, state, setStateValue) {
   app.sentence = () => {
     const { layer, head, token, method } = app.shown()
     const who = tokenLabel(token, grid)
-    const heads = head === null ? `${state.fusion} of all heads` : `head ${head + 1}`
+    const heads = head === null ? `${data.fusion} of all heads` : `head ${head + 1}`
     const direction = state.looked_at ? `Who looks at ${who}` : `Where ${who} looks`
     if (method === "raw") return `${direction}: attention of layer ${layer + 1}, ${heads}`
     const left = data.discard ? `, weakest ${percent(data.discard)} left out` : ""
-    return `${direction}: rollout of layers 1 to ${layer + 1}, ${heads}${left}`
+    const span = layer === 0 ? "layer 1" : `layers 1 to ${layer + 1}`
+    const by = head === null ? heads : `of layer ${layer + 1} ${heads} alone`
+    return `${direction}: rollout of ${span}, ${by}${left}`
   }
   app.most = (count) => {
     const shown = app.shown()
     const weights = app.weights(shown.layer, shown.head, shown.token, shown.method)
     if (!weights) return app.live ? "Its map is on its way." : "This map is not in this copy, which holds every head as CLS sees it; look from CLS, or open the app."
     const patches = weights.subarray(1)
-    const places = largest(patches, Math.min(count, patches.length)).map((p) => `${tokenLabel(p + 1, grid)} (${percent(patches[p])})`)
+    const others = largest(patches, Math.min(count + 1, patches.length)).filter((p) => p + 1 !== shown.token)
+    const places = others.slice(0, count).map((p) => `${tokenLabel(p + 1, grid)} (${percent(patches[p])})`)
+    const itself = shown.token ? ` Itself ${percent(weights[shown.token])}.` : ""
     const held = state.mass === null ? "" : ` ${massMask(patches, state.mass).reduce((a, b) => a + b)} of ${patches.length} patches hold ${percent(state.mass)} of it.`
-    return `${state.looked_at ? "Most by" : "Most weight on"} ${places.join("; ")}. CLS has ${percent(weights[0])}.${held}`
+    return `${state.looked_at ? "Most by" : "Most weight on"} ${places.join("; ")}.${itself} CLS has ${percent(weights[0])}.${held}`
   }
   // What a screen reader says of a token.
   app.spoken = (token) => {
     const weights = app.weights(app.shown().layer, app.shown().head, token, state.method)
     if (!weights) return `${tokenLabel(token, grid)}: its map is ${app.live ? "on the way" : "not in this copy"}`
-    const best = largest(weights.subarray(1), 1)[0]
+    const others = weights.subarray(1).map((weight, p) => (p + 1 === token ? 0 : weight))
+    const best = largest(others, 1)[0]
     const most = `${tokenLabel(best + 1, grid)}, ${percent(weights[best + 1])}`
     return state.looked_at ? `${tokenLabel(token, grid)} is looked at most by ${most}` : `${tokenLabel(token, grid)} looks most at ${most}`
   }
@@ -205,6 +219,7 @@ function createApp(root, data, state, setStateValue) {
   app.say = (text) => (slot("said").textContent = text)
 
   root.onkeydown = (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return // the browser's own
     const inControl = event.composedPath()[0].closest?.("input, button, summary, textarea, select")
     if (event.key === "Escape") {
       app.pointed = app.previewed = null
@@ -228,7 +243,9 @@ function createApp(root, data, state, setStateValue) {
     frame = 0
     maps.wanted.clear()
     for (const part of Object.values(app.parts)) part.update(now)
-    slot("looks").replaceChildren(element("span", { text: `${app.sentence()}.` }), element("br"), app.most(5))
+    const measured = app.cause.measured() // where the light is a measurement, not attention
+    const [what, most] = measured ?? [`${app.sentence()}.`, app.most(5)]
+    slot("looks").replaceChildren(element("span", { text: what }), element("br"), most)
     if (app.fade(now) < 1) app.draw()
     if (!data.raw && app.live) fetchMaps()
   }
@@ -258,7 +275,10 @@ function createApp(root, data, state, setStateValue) {
       fetching = new Set()
     } catch (error) {
       app.say(error.message)
-      setTimeout(() => (fetching = new Set()), 5000) // not again at once
+      setTimeout(() => {
+        fetching = new Set()
+        app.draw()
+      }, 5000) // not again at once
     }
     app.version++
     app.draw()
@@ -271,7 +291,11 @@ function createApp(root, data, state, setStateValue) {
     if (app.live) tellTimer = setTimeout(() => (app.isPlaying() ? tell() : sendAlone(sayView)), TELL_AFTER_MS)
   }
   // With the time: what equals the last one never reaches Python, though another model may have come between.
-  const sayView = () => setStateValue("view", { ...paramsOf(state, data), said: Date.now() })
+  function sayView() {
+    tellTimer = 0
+    setStateValue("view", { ...paramsOf(state, data), said: Date.now() })
+  }
+  app.owesView = () => tellTimer !== 0
   // The same picture again: new rollouts if heads are fused otherwise, and a setter that is up to date.
   app.take = (newer, newSetter) => {
     setStateValue = newSetter
@@ -282,12 +306,12 @@ function createApp(root, data, state, setStateValue) {
     app.draw()
   }
   app.close = () => {
+    ready = false // before all else: a frame that still comes must not ask for anything
     ending.abort()
     requests.close()
     cancelAnimationFrame(frame)
     clearTimeout(tellTimer)
-    app.stop()
-    ready = false
+    clearInterval(playTimer)
   }
 
   app.cause = createCause(drawer("cause"), app)

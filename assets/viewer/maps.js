@@ -7,6 +7,14 @@
 
 const RESIDUAL = 0.5
 
+// Row number -> the columns of the cut's value that stay.
+function tiesOf(text) {
+  const found = new Map()
+  const numbers = text ? new Int32Array(bytesOf(text).buffer) : []
+  for (let at = 0; at < numbers.length; at += 2 + numbers[at + 1]) found.set(numbers[at], numbers.subarray(at + 2, at + 2 + numbers[at + 1]))
+  return found
+}
+
 function createMaps(data) {
   const { layers: L, heads: H, grid } = data
   const N = 1 + grid[0] * grid[1]
@@ -17,15 +25,19 @@ function createMaps(data) {
   const cls = {}
   const wanted = new Set() // what was asked for and is not here
 
-  const decode = (quantised) => ({ values: bytesOf(quantised.values), scales: floatsOf(quantised.scales) })
-  const part = ({ values, scales }, i) => ({
+  const decode = ({ values, scales, own, ties }) => ({ values: bytesOf(values), scales: floatsOf(scales), own: floatsOf(own), ties: tiesOf(ties) })
+  const part = ({ values, scales, own, ties }, i) => ({
     values: values.subarray(i * N * N, (i + 1) * N * N),
     scales: scales.subarray(i * N, (i + 1) * N),
+    own: own.subarray(i * N, (i + 1) * N),
+    ties,
+    firstRow: i * N,
   })
   if (data.raw) {
-    const [raw, rollout] = [decode(data.raw), decode(data.rollout)]
+    const [raw, fused, rollout] = [decode(data.raw), decode(data.fused), decode(data.rollout)]
     for (let layer = 0; layer < L; layer++) {
       maps.set(`rollout/${layer}`, part(rollout, layer))
+      maps.set(`raw/${layer}/all`, part(fused, layer))
       for (let head = 0; head < H; head++) maps.set(`raw/${layer}/${head}`, part(raw, layer * H + head))
     }
   } else {
@@ -46,35 +58,25 @@ function createMaps(data) {
 
   function row(method, layer, head, token, lookedAt) {
     if (!data.raw && token === 0 && !lookedAt) return clsRow(method, layer, head ?? H)
-    if (method === "raw") return head === null ? fused(layer, token, lookedAt) : line(find(`raw/${layer}/${head}`), token, lookedAt)
+    if (method === "raw") return line(find(`raw/${layer}/${head ?? "all"}`), token, lookedAt)
     return head === null ? line(find(`rollout/${layer}`), token, lookedAt) : rolledHead(layer, head, token, lookedAt)
   }
 
   function clsRow(method, layer, column) {
-    const { values, scales } = cls[method]
+    const { values, scales, own } = cls[method]
     const at = layer * (H + 1) + column
-    return Float32Array.from(values.subarray(at * N, (at + 1) * N), (value) => value * scales[at])
+    const out = Float32Array.from(values.subarray(at * N, (at + 1) * N), (value) => value * scales[at])
+    out[0] = own[at]
+    return out
   }
 
   function line(map, token, lookedAt) {
     if (!map) return null
-    const { values, scales } = map
+    const { values, scales, own } = map
     const out = new Float32Array(N)
     if (lookedAt) for (let i = 0; i < N; i++) out[i] = values[i * N + token] * scales[i]
     else for (let j = 0, at = token * N; j < N; j++) out[j] = values[at + j] * scales[token]
-    return out
-  }
-
-  function fused(layer, token, lookedAt) {
-    if (!data.raw) return line(find(`raw/${layer}/all`), token, lookedAt)
-    const out = new Float32Array(N).fill(data.fusion === "min" ? Infinity : 0)
-    for (let head = 0; head < H; head++) {
-      const one = line(maps.get(`raw/${layer}/${head}`), token, lookedAt)
-      for (let j = 0; j < N; j++) {
-        if (data.fusion === "mean") out[j] += one[j] / H
-        else out[j] = data.fusion === "max" ? Math.max(out[j], one[j]) : Math.min(out[j], one[j])
-      }
-    }
+    out[token] = own[token]
     return out
   }
 
@@ -104,7 +106,8 @@ function createMaps(data) {
     return out
   }
 
-  // Each row without its weakest weights, of equal ones the earlier column leaving first, divided by its sum.
+  // Each row without its weakest weights, divided by its sum. Of equal bytes the earlier column leaves first, but
+  // where the weights behind them say otherwise: those rows are listed.
   function stepOf(layer, head) {
     const key = `${layer}/${head}`
     const map = find(`raw/${key}`)
@@ -118,13 +121,14 @@ function createMaps(data) {
       for (const value of values) counts[value]++
       let cut = 0, left = dropped // below `cut` all leave, at `cut` the first `left`
       while (left > counts[cut]) left -= counts[cut++]
+      const tie = map.ties.get((map.firstRow ?? 0) + i)
       let sum = 0
       const first = k
       for (let j = 0; j < N; j++) {
-        if (values[j] < cut || (values[j] === cut && left-- > 0)) continue
+        if (values[j] < cut || (values[j] === cut && (tie ? !tie.includes(j) : left-- > 0))) continue
         step.index[k] = j
-        step.weight[k++] = values[j] * map.scales[i]
-        sum += values[j] * map.scales[i]
+        step.weight[k] = i === j ? map.own[i] : values[j] * map.scales[i]
+        sum += step.weight[k++]
       }
       const total = RESIDUAL + (1 - RESIDUAL) * sum
       for (let at = first; at < k; at++) step.weight[at] *= (1 - RESIDUAL) / total
@@ -136,8 +140,10 @@ function createMaps(data) {
 
   function floatsBelow(layer) {
     if (!floats.has(layer)) {
-      const { values, scales } = maps.get(`rollout/${layer}`)
-      floats.set(layer, Float32Array.from(values, (value, at) => value * scales[Math.floor(at / N)]))
+      const { values, scales, own } = maps.get(`rollout/${layer}`)
+      const found = Float32Array.from(values, (value, at) => value * scales[Math.floor(at / N)])
+      for (let i = 0; i < N; i++) found[i * N + i] = own[i]
+      floats.set(layer, found)
     }
     return floats.get(layer)
   }

@@ -48,10 +48,11 @@ function sharesOf(weights, top, out) {
   return out
 }
 
-function topOf(weights) {
+// The largest weight of a patch but `own`, which would outshine the rest: see dim_own in vit/overlay.py.
+function topOf(weights, own = 0) {
   let top = 0
-  for (let p = 1; p < weights.length; p++) if (weights[p] > top) top = weights[p]
-  return top
+  for (let p = 1; p < weights.length; p++) if (weights[p] > top && p !== own) top = weights[p]
+  return top > 0 || own === 0 ? top : weights[own]
 }
 
 function paintInto(target, at, stride, surface, shares, style, inferno) {

@@ -50,7 +50,7 @@ function createPicture(root, app) {
     const effect = app.cause.shownMap() // a leave-one-out map takes the light's place while it is asked for
     const weights = effect ?? app.weights(shown.layer, shown.head, shown.token, shown.method)
     root.classList.toggle("waiting", !weights)
-    const smooth = state.smooth
+    const smooth = state.smooth && state.mass === null // a patch is in the mask or not
     const side = Math.max(width, height)
     const times = smooth ? Math.ceil(LEAST_DRAWN_PX / side) : 1
     if (!surface || surface.smooth !== smooth) {
@@ -68,11 +68,13 @@ function createPicture(root, app) {
     if (fading < 1 && from) for (let p = 0; p < shares.length; p++) shares[p] = from[p] * (1 - fading) + shares[p] * fading
     else from = null
     const key = `${state.draw} ${strengthOf(state)} ${smooth} ${shares.join()}`
-    if (key === drawn) return
-    drawn = key
-    paintInto(image.data, 0, 4 * surface.width, surface, shares, state, app.inferno)
-    context.putImageData(image, 0, 0)
-    canvas.setAttribute("aria-label", `${app.data.title}, ${state.draw === "light" ? "lit" : "coloured"} by attention. ${app.sentence()}`)
+    if (key !== drawn) {
+      drawn = key
+      paintInto(image.data, 0, 4 * surface.width, surface, shares, state, app.inferno)
+      context.putImageData(image, 0, 0)
+    }
+    const what = effect ? `a measurement. ${app.cause.measured()[0]}` : `attention. ${app.sentence()}`
+    canvas.setAttribute("aria-label", `${app.data.title}, ${state.draw === "light" ? "lit" : "coloured"} by ${what}`)
   }
 
   function cover(patches) {

@@ -11,10 +11,11 @@ const NO_ANSWER_SECONDS = 60
 let sent = Promise.resolve()
 
 function sendAlone(send) {
-  sent = sent.then(() => {
+  const alone = () => {
     send()
     return new Promise((done) => setTimeout(done, 10))
-  })
+  }
+  sent = sent.then(alone, alone) // one that failed must not hold up the others
 }
 
 function createRequests(picture) {
@@ -23,8 +24,10 @@ function createRequests(picture) {
   let number = Date.now() // answers to a page that was reloaded meanwhile are older
   let underWay = null
   let timer = 0
+  let isOpen = true
 
   function ask(kind, args) {
+    if (!isOpen) return Promise.resolve(null)
     return new Promise((resolve, reject) => {
       waiting.get(kind)?.resolve(null)
       waiting.set(kind, { kind, args, resolve, reject })
@@ -56,6 +59,7 @@ function createRequests(picture) {
   wire.addEventListener("open", next)
 
   function close() {
+    isOpen = false
     clearTimeout(timer)
     wire.removeEventListener("answer", answered)
     wire.removeEventListener("open", next)

@@ -46,8 +46,7 @@ function createSwitches(root, app) {
     (value) => app.change({ looked_at: value }),
   )
   const heads = element("button", { type: "button", class: "chip", text: "All heads", onclick: () => app.change({ head: null, alone: false }) })
-  const save = element("button", { type: "button", class: "chip save", text: "Save picture", title: "What you see now, as a PNG", onclick: () => savePicture(app) })
-  root.replaceChildren(cls, method, direction, heads, save)
+  root.replaceChildren(cls, method, direction, heads)
 
   function update() {
     const { state } = app

@@ -134,6 +134,8 @@ function createThumbnails(root, app) {
     marks.replaceChildren(...made)
   }
 
-  new ResizeObserver(() => app.draw()).observe(root)
+  const observer = new ResizeObserver(() => app.draw())
+  observer.observe(root)
+  app.signal.addEventListener("abort", () => observer.disconnect()) // it would keep this viewer alive
   return { update, rove: (layer, head) => cells.rove(layer * columns + (head ?? H)) }
 }

@@ -34,7 +34,8 @@ def model_choice() -> Loaded:
     loaded = choose_model()
     architecture = loaded.checkpoint.architecture
     if is_first_run and (lacking := current_view().lacking(architecture)):
-        st.toast(f"The link's {' and '.join(lacking)}: this model has none such.", icon=":material/link_off:")
+        named = " and ".join(lacking) if len(lacking) < 3 else "layer, head and token"
+        st.toast(f"This model has no {named} as the link names.", icon=":material/link_off:")
     view = current_view().within(architecture)
     if is_of_another_set(view.picture, loaded.data, data_before(loaded.data)):
         view = replace(view, picture=first_picture(loaded.data))

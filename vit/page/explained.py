@@ -14,7 +14,7 @@ from vit.explanation import Explanation, explain, head_rows
 from vit.export import TITLE, export_html, with_maps
 from vit.figure import figure
 from vit.images import prepare
-from vit.overlay import Style, draw, png_bytes
+from vit.overlay import Style, dim_own, draw, png_bytes
 from vit.page.models import Loaded
 from vit.page.pictures import Shown
 from vit.page.view import View
@@ -66,13 +66,13 @@ class Explained:
 
     @property
     def relevance_map(self) -> np.ndarray:
-        """(GY, GX): what the large picture shows."""
-        return self._drawn_weights(self.relevance[self.chosen])
+        """(GY, GX): the weights that the large picture shows."""
+        return self.relevance[self.chosen]
 
-    def _drawn_weights(self, weights: np.ndarray) -> np.ndarray:
-        """(..., GY, GX): the weights, or 1 where the mass mask is and 0 elsewhere."""
+    def drawn(self, weights: np.ndarray) -> np.ndarray:
+        """(..., GY, GX) as they are drawn: the patch's own dimmed, or the mask that holds the mass."""
         if self.view.mass is None:
-            return weights
+            return dim_own(weights, self.cell)
         patches = torch.from_numpy(weights.reshape(*weights.shape[:-2], -1))
         return mass_mask(patches, self.view.mass).float().numpy().reshape(weights.shape)
 
@@ -118,7 +118,7 @@ class Explained:
         checkpoint = self.loaded.checkpoint
         image = figure(
             self.shown.canvas,
-            self.relevance_map,
+            self.drawn(self.relevance_map),
             title=prediction(self.class_name, self.probabilities.max()),
             caption_lines=(f"{self.title}.", f"Model: {checkpoint.name}, id {checkpoint.id}."),
             style=self.view.style,
@@ -131,11 +131,11 @@ class Explained:
     def top(self) -> float | None:
         """The weight drawn at full light; None for each map's own largest."""
         shared = self.view.scale == "shared" and self.view.mass is None
-        return float(self.relevance.max()) if shared else None
+        return float(dim_own(self.relevance, self.cell).max()) if shared else None
 
     def film(self, kind: str) -> bytes:
         """The picture under one layer after another, as GIF or WebP."""
-        weights = self._drawn_weights(self.relevance[:, self.chosen[1]])
+        weights = self.drawn(self.relevance[:, self.chosen[1]])
         return play_through(
             self.shown.canvas, weights, self.view.style, kind=kind, cell=self.cell, top=self.top
         )
@@ -143,7 +143,7 @@ class Explained:
     def page(self) -> bytes:
         """The viewer with this picture, as one HTML file that needs no network."""
         data = with_maps(self.payload | {"view": self.view.all_params()}, self.explanation)
-        return export_html([data], f"{self.shown.title}: {TITLE.lower()}").encode()
+        return export_html([data], f"{self.shown.title}: {TITLE[0].lower()}{TITLE[1:]}").encode()
 
     @property
     def facts(self) -> dict[str, str]:

@@ -112,7 +112,8 @@ def _maps(explained: Explained, args: Mapping) -> dict:
     keys = list(args["keys"])[:most]
     if not all(isinstance(key, str) for key in keys):
         raise ValueError("maps are asked for by name")
-    return {"maps": {key: map_payload(explained.explanation, key, explained.view.fusion) for key in keys}}
+    view = explained.view
+    return {"maps": {key: map_payload(explained.explanation, key, view.fusion, view.discard) for key in keys}}
 
 
 def _anatomy(explained: Explained, args: Mapping) -> dict:

@@ -17,7 +17,7 @@ from vit.overlay import Style
 from vit.state_dict import Architecture
 from vit.words import sentence
 
-FIRST_PICTURE = "sample:frog_07"
+FIRST_PICTURE = "sample:dog_12"
 BUNDLED_MODEL = "bundled"
 PATTERNS_MODEL = "patterns"
 PATTERN_SAMPLES = 20  # pattern:00 to pattern:19 are the first made test pictures
@@ -130,7 +130,8 @@ class View:
     @property
     def style(self) -> Style:
         """How the relevance is drawn."""
-        return Style(self.draw, strength=self.strength, smooth=self.smooth)
+        # a patch is in the mask or not: nothing lies between
+        return Style(self.draw, strength=self.strength, smooth=self.smooth and self.mass is None)
 
     def sentence(self, architecture: Architecture) -> str:
         """What is drawn, in words: the picture's `alt` text and caption, here and in the export."""
@@ -223,7 +224,7 @@ def snippet(view: View, architecture: Architecture, checkpoint: str, data: str =
     options = view.explain_options(architecture)
     arguments = "".join(f", {name}={options[name]!r}" for name in usual if options[name] != usual[name])
     how = "" if view.fit == "crop" else f", how={view.fit!r}"
-    style = f"Style({view.draw!r}, strength={view.style.strength:g}, smooth={view.smooth})"
+    style = f"Style({view.draw!r}, strength={view.style.strength:g}, smooth={view.style.smooth})"
     kind, _, key = view.picture.partition(":")
     file = f"assets/samples/{key}.png" if kind == "sample" else "your-picture.png"
     imports, opened = "import vit", f"picture = vit.open_picture({file!r})"
@@ -245,12 +246,13 @@ def snippet(view: View, architecture: Architecture, checkpoint: str, data: str =
         masked = f"relevance = mass_mask(relevance.flatten(), {view.mass:g}).view_as(relevance).float()\n"
     top = ""
     if view.scale == "shared" and view.mass is None:
-        imports += "\nfrom vit.explanation import head_rows"
+        imports += "\nfrom vit.attention import token_grid\nfrom vit.explanation import head_rows"
         rows = "".join(
             f", {name}={options[name]!r}" for name in usual
             if name not in ("layer", "head") and (name == "method" or options[name] != usual[name])
         )  # fmt: skip
-        masked = f"top = head_rows(explanation{rows})[..., 1:].max().item()\n"
+        masked = f"rows = token_grid(head_rows(explanation{rows})[0].cpu(), relevance.shape)\n"
+        masked += "top = rows.max().item()\n"
         top = ", top=top"
     overlay, framing = "Style, draw, png_bytes", ""
     patterns = "\nfrom vit.patterns import SEED, make_patterns" if kind == "pattern" else ""
@@ -258,6 +260,10 @@ def snippet(view: View, architecture: Architecture, checkpoint: str, data: str =
         row, column = (int(number) - 1 for number in view.token.split(","))
         overlay = "Style, draw, outline, png_bytes"
         framing = f"lit = outline(lit, ({row}, {column}), checkpoint.architecture.grid)\n"
+        if view.mass is None:  # its own weight would outshine the others
+            overlay = "Style, dim_own, draw, outline, png_bytes"
+            masked = masked.replace("rows.max().item()", f"dim_own(rows, ({row}, {column})).max()")
+            masked += f"relevance = dim_own(relevance, ({row}, {column}))\n"
     return f"""from pathlib import Path
 
 {imports}
