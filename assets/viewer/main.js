@@ -90,7 +90,7 @@ function createApp(root, data, state, setStateValue) {
     parts: {},
   }
   let maps = createMaps(data)
-  let frame = 0, tellTimer = 0, playTimer = 0, fadeStart = -Infinity, fetching = new Set(), sheetKey = "", sheetRows = [], sheetLacks = [], ready = false
+  let frame = 0, tellTimer = 0, playTimer = 0, fadeStart = -Infinity, fetching = new Set(), sheetKey = "", sheetRows = [], sheetLacks = [], ready = false, isPainted = false
 
   // --- what is shown
 
@@ -242,6 +242,11 @@ function createApp(root, data, state, setStateValue) {
   function update(now) {
     frame = 0
     maps.wanted.clear()
+    if (!isPainted) { // the picture first; thumbnails and words are a frame later
+      isPainted = true
+      app.parts.picture.update(now)
+      return app.draw()
+    }
     for (const part of Object.values(app.parts)) part.update(now)
     const measured = app.cause.measured() // where the light is a measurement, not attention
     const [what, most] = measured ?? [`${app.sentence()}.`, app.most(5)]
@@ -325,11 +330,17 @@ function createApp(root, data, state, setStateValue) {
     legend: createLegend(slot("legend"), app),
     cause: app.cause,
   }
+  // Made when they are opened: at first sight every millisecond counts.
   for (const [name, create] of Object.entries({ anatomy: createAnatomy, arithmetic: createArithmetic })) {
-    const part = (app.parts[name] = create(drawer(name), app))
     const details = root.querySelector(`details.${name}`)
-    details.ontoggle = () => details.open && part.open()
-    if (details.open) part.open()
+    drawer(name).replaceChildren()
+    details.ontoggle = () => {
+      if (!details.open) return
+      app.parts[name] ??= create(drawer(name), app)
+      app.parts[name].open()
+      app.draw()
+    }
+    details.ontoggle()
   }
   for (const name of ["cause", "anatomy", "arithmetic"]) root.querySelector(`details.${name}`).hidden = !app.live
   root.querySelectorAll(".tour, .offer").forEach((old) => old.remove())
