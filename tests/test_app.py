@@ -172,7 +172,7 @@ def test_what_is_drawn_in_the_viewer_has_no_widget_of_streamlit_s():
     assert [each.key for each in app.selectbox] == ["view_model"]
     assert [each.key for each in app.segmented_control] == ["gallery_place"]
     names = [each.proto.component_name for each in app.get("bidi_component")]
-    assert sorted(names) == ["patchlight_gallery", "patchlight_viewer", "patchlight_wire"]
+    assert sorted(names) == [f"patchlight_{name}" for name in ("first", "gallery", "viewer", "wire")]
     viewer = component(app, "viewer")
     assert viewer.isolate_styles
     assert "export default" in viewer.js_content
