@@ -34,7 +34,9 @@ def main(folder: str) -> None:
         page.get_by_text("Most is lost without").wait_for()
         page.get_by_text("Cover what it attends to most, and").click()
         page.get_by_text("at random (8 draws").wait_for()
-        page.wait_for_timeout(500)
+        page.set_viewport_size({"width": 1440, "height": 1180})  # answer, heads and test in one picture
+        page.locator('[data-testid="stMain"]').evaluate("main => main.scrollTo(0, 0)")
+        page.wait_for_timeout(1000)
         page.screenshot(path=out / "test.png")
         frames = list(_use(_opened(browser, f"{server.url}/?picture=sample:dog_12", "light")))
     first, *others = frames
