@@ -37,6 +37,10 @@ def pictures(tmp_path_factory):
         yield write_pictures(tmp_path_factory.mktemp("data") / "pictures")
 
 
+# As they are before any run: a test run started in the background has Ctrl-C ignored.
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
 @pytest.fixture(scope="module")
 def finished(pictures, tmp_path_factory):
     """A run of two epochs, started by the command line and left alone."""
@@ -562,9 +566,7 @@ def test_sigterm_stops_a_process_with_a_checkpoint_of_its_very_step(pictures, tm
 
 
 def test_signals_are_put_back(finished):
-    # whoever starts the tests in the background has Ctrl-C ignored
-    for number, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-        assert signal.getsignal(number) in (usual, signal.SIG_IGN)
+    assert {number: signal.getsignal(number) for number in HANDLERS} == HANDLERS
 
 
 def test_resume_has_no_settings_of_its_own(finished, capsys):

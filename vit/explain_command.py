@@ -21,12 +21,12 @@ from vit.attention import mass_mask, token_grid, token_index
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures
 from vit.evaluate import BATCH, check_match
-from vit.explanation import Explanation, cls_rows, explain, head_rows
+from vit.explanation import Explanation, cls_rows, drawn_weights, explain, head_rows
 from vit.figure import figure
 from vit.files import write_whole
 from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
 from vit.model import VisualTransformer
-from vit.overlay import Style, dim_own, png_bytes
+from vit.overlay import Style, png_bytes
 from vit.words import percent, prediction, sentence
 
 
@@ -84,7 +84,7 @@ class Settings:
         """The weight drawn at full light; None for the map's own largest."""
         if self.scale == "own" or self.mass is not None:
             return None
-        return dim_own(self.rows(explanation, model).cpu().numpy(), self.cell(model)).max().item()
+        return self.drawn(self.rows(explanation, model), model).max().item()
 
     def cell(self, model: VisualTransformer) -> tuple[int, int] | None:
         """(row, column), from 0, of the patch whose view it is; None for CLS."""
@@ -93,9 +93,7 @@ class Settings:
 
     def drawn(self, weights: Tensor, model: VisualTransformer) -> np.ndarray:
         """(..., GY, GX) as they are drawn: the patch's own dimmed, or the mask that holds the mass."""
-        if self.mass is None:
-            return dim_own(weights.cpu().numpy(), self.cell(model))
-        return mass_mask(weights.flatten(-2), self.mass).view_as(weights).float().cpu().numpy()
+        return drawn_weights(weights, self.cell(model), self.mass)
 
     def sentence(self, model: VisualTransformer) -> str:
         """The settings in words, for a caption."""

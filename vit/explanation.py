@@ -10,12 +10,14 @@ Layers, heads and tokens count from 0 here; pages and commands, which count from
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vit.attention import (
     Fusion,
     fuse_heads,
+    mass_mask,
     require_index,
     rollout_by_head,
     rollout_by_layer,
@@ -25,6 +27,7 @@ from vit.attention import (
     token_row,
 )
 from vit.model import MAPS_PART, VisualTransformer
+from vit.overlay import dim_own
 from vit.parts import in_parts
 
 METHODS = ("rollout", "raw")
@@ -135,6 +138,17 @@ def head_rows(
         heads = rollout_by_head(attention, *options, by_layer=fused)
     view = token_column if looked_at else token_row
     return torch.cat((view(heads, token), view(fused, token)[:, :, None]), dim=2)
+
+
+def drawn_weights(weights: Tensor, cell: tuple[int, int] | None, mass: float | None = None) -> np.ndarray:
+    """(..., GY, GX) -> the same as float64 array, as page, exports and command line draw them.
+
+    With `mass`, 1 in the fewest patches that hold this share of the weight and 0 elsewhere; without, the own
+    weight of the patch at `cell` (row, column from 0) lowered as by `vit.overlay.dim_own`.
+    """
+    if mass is None:
+        return dim_own(weights.cpu().numpy(), cell)
+    return mass_mask(weights.flatten(-2), mass).view_as(weights).double().cpu().numpy()
 
 
 def cls_rows(

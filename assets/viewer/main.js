@@ -86,7 +86,6 @@ function createApp(root, data, state, setStateValue) {
     pointed: null, // the token under the pointer or the focus
     previewed: null, // {layer, head} of the thumbnail under it
     version: 0, // grows when what is drawn changes without the state
-    thumbCellPx: 56,
     parts: {},
   }
   let maps = createMaps(data)

@@ -2,6 +2,7 @@
 // a double click shows one head alone.
 
 const LEAST_THUMB_PX = 28
+const MOST_THUMB_PX = 56
 const THUMB_GAP_PX = 4
 const BAND_PX = 3 // a band holds the heads of a layer together
 const PADDING_PX = 8 // of the dark panel, as in viewer.css
@@ -42,7 +43,7 @@ function createThumbnails(root, app) {
   function measure() {
     const label = 52
     const room = root.clientWidth - 2 * PADDING_PX - label - FUSED_GAP_PX
-    const cell = Math.max(LEAST_THUMB_PX, Math.floor(Math.min(room / columns, app.thumbCellPx)))
+    const cell = Math.max(LEAST_THUMB_PX, Math.floor(Math.min(room / columns, MOST_THUMB_PX)))
     const ratio = size[1] / size[0]
     const width = Math.max(8, Math.round((cell - THUMB_GAP_PX) * Math.min(1, ratio)))
     const height = Math.max(8, Math.round((cell - THUMB_GAP_PX) / Math.max(1, ratio)))

@@ -8,13 +8,13 @@ import streamlit as st
 import torch
 
 from vit.animation import play_through
-from vit.attention import mass_mask, token_index
+from vit.attention import token_index
 from vit.checkpoint import CheckpointError
-from vit.explanation import Explanation, explain, head_rows
+from vit.explanation import Explanation, drawn_weights, explain, head_rows
 from vit.export import TITLE, export_html, with_maps
 from vit.figure import figure
 from vit.images import prepare
-from vit.overlay import Style, dim_own, draw, png_bytes
+from vit.overlay import Style, draw, png_bytes
 from vit.page.models import Loaded
 from vit.page.pictures import Shown
 from vit.page.view import View
@@ -71,10 +71,7 @@ class Explained:
 
     def drawn(self, weights: np.ndarray) -> np.ndarray:
         """(..., GY, GX) as they are drawn: the patch's own dimmed, or the mask that holds the mass."""
-        if self.view.mass is None:
-            return dim_own(weights, self.cell)
-        patches = torch.from_numpy(weights.reshape(*weights.shape[:-2], -1))
-        return mass_mask(patches, self.view.mass).float().numpy().reshape(weights.shape)
+        return drawn_weights(torch.from_numpy(weights), self.cell, self.view.mass)
 
     @cached_property
     def x(self) -> torch.Tensor:
@@ -131,7 +128,7 @@ class Explained:
     def top(self) -> float | None:
         """The weight drawn at full light; None for each map's own largest."""
         shared = self.view.scale == "shared" and self.view.mass is None
-        return float(dim_own(self.relevance, self.cell).max()) if shared else None
+        return float(self.drawn(self.relevance).max()) if shared else None
 
     def film(self, kind: str) -> bytes:
         """The picture under one layer after another, as GIF or WebP."""
