@@ -25,7 +25,7 @@ from vit.checkpoint import BUNDLED, Checkpoint, load
 from vit.explanation import explain, head_rows
 from vit.export import export_html, opens_unlit, payload_of, with_maps
 from vit.images import open_picture, prepare
-from vit.overlay import Style, dim_own, draw
+from vit.overlay import Style, dim_own, draw, outline
 from vit.state_dict import Architecture
 
 ROOT = Path(__file__).parents[1]
@@ -278,6 +278,22 @@ def test_a_film_plays_what_was_asked(tmp_path, bundled, method, scale):
     for layer in range(6):
         film.seek(layer)
         drawn = draw(np.asarray(picture), rows[layer].reshape(8, 8), Style(), size_px=(448, 448), top=top)
+        assert np.abs(np.asarray(film.convert("RGB"))[:448].astype(int) - drawn).max() <= 2
+
+
+def test_a_film_of_a_patch_s_view_is_not_outshone_by_the_patch(tmp_path, bundled):
+    model, checkpoint = bundled
+    assert main(["export", str(CAT), "--webp", str(tmp_path / "cat.webp"), "--token", "4,5"]) == 0
+    film, picture = Image.open(tmp_path / "cat.webp"), np.asarray(open_picture(CAT))
+    explanation = explain(model, prepare(open_picture(CAT), checkpoint), discard_ratio=0.9)
+    rows = head_rows(explanation, token=1 + 3 * 8 + 4, discard_ratio=0.9)[0, :, -1, 1:].numpy()
+    for layer in range(6):
+        film.seek(layer)
+        weights = rows[layer].reshape(8, 8).copy()
+        own, weights[3, 4] = weights[3, 4], 0
+        assert own > weights.max()
+        weights[3, 4] = weights.max()
+        drawn = outline(draw(picture, weights, size_px=(448, 448)), (3, 4), (8, 8))
         assert np.abs(np.asarray(film.convert("RGB"))[:448].astype(int) - drawn).max() <= 2
 
 
