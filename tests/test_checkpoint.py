@@ -27,10 +27,10 @@ from synthetic import made, write_classes
 from torch.testing import assert_close
 
 import vit.checkpoint
+from vit.architecture import Architecture
 from vit.checkpoint import Checkpoint, CheckpointError, data_set, find_checkpoints, load, save
 from vit.patterns import CLASSES as PATTERN_CLASSES
 from vit.sources import CLASSES as CIFAR_CLASSES
-from vit.state_dict import Architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, on sparse tensors and odd pickles
 

@@ -16,6 +16,7 @@ from PIL import Image
 from synthetic import png
 
 from vit.__main__ import main
+from vit.architecture import Architecture
 from vit.arguments import build_parser
 from vit.attention import FUSIONS
 from vit.checkpoint import BUNDLED, Checkpoint, load, save
@@ -35,7 +36,6 @@ from vit.images import open_picture, prepare
 from vit.overlay import Kind, Style
 from vit.patterns import CLASSES as PATTERNS
 from vit.progress import Bar
-from vit.state_dict import Architecture
 
 SAMPLES = BUNDLED.parents[1] / "samples"
 CAT, SHIP = str(SAMPLES / "cat_00.png"), str(SAMPLES / "ship_01.png")

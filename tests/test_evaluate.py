@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_vit import plain_vit, small_model
 
+from vit.architecture import Architecture
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures
 from vit.evaluate import (
@@ -31,7 +32,6 @@ from vit.evaluate import (
     top_logit_percentiles,
     wilson_interval,
 )
-from vit.state_dict import Architecture
 
 SIZES = {
     "num_classes": 3,

@@ -21,12 +21,12 @@ import torch
 from PIL import Image
 
 from vit.__main__ import main
+from vit.architecture import Architecture
 from vit.checkpoint import BUNDLED, Checkpoint, load
 from vit.explanation import explain, head_rows
 from vit.export import export_html, opens_unlit, payload_of, with_maps
 from vit.images import open_picture, prepare
 from vit.overlay import Style, dim_own, draw, outline
-from vit.state_dict import Architecture
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "assets" / "samples"

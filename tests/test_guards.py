@@ -22,7 +22,8 @@ from train import film
 from train.__main__ import main
 from train.learner import Learner
 from train.loop import resume, start
-from train.runs import Run, RunError, load_resume, read_metrics, read_status
+from train.resuming import load_resume
+from train.runs import Run, RunError, read_metrics, read_status
 from vit.download import DataError
 
 ROOT = Path(__file__).parents[1]

@@ -15,10 +15,11 @@ import pytest
 from small_run import as_flags, differing, small, state_of, write_pictures
 
 import vit
-from train import runs
+from train import resuming
 from train.__main__ import main
 from train.loop import resume, start
-from train.runs import Run, load_resume, read_metrics, read_status
+from train.resuming import load_resume
+from train.runs import Run, read_metrics, read_status
 
 ROOT = Path(__file__).parents[1]
 INTERVAL = 5  # steps from one checkpoint to the next
@@ -28,11 +29,11 @@ INTERVAL = 5  # steps from one checkpoint to the next
 KILLED_WHILE_SAVING = """
 import os, signal, sys
 from pathlib import Path
-from train import runs
+from train import resuming
 from train.__main__ import main
 
 place, left = sys.argv[1], int(sys.argv[2])
-replace, write_through = Path.replace, runs._write_through
+replace, write_through = Path.replace, resuming._write_through
 
 def reach(name):
     global left
@@ -53,7 +54,7 @@ def renames(self, target):
     replace(self, target)
     reach("after " + name)
 
-runs._write_through, Path.replace = halves, renames
+resuming._write_through, Path.replace = halves, renames
 sys.exit(main(sys.argv[3:]))
 """
 PLACES = [
@@ -208,9 +209,9 @@ def test_a_damaged_last_checkpoint_costs_one_interval(pictures, tmp_path, monkey
             raise Killed
         write_through(file, data)
 
-    write_through = runs._write_through
+    write_through = resuming._write_through
     with monkeypatch.context() as patched:
-        patched.setattr(runs, "_write_through", die_at_the_third)
+        patched.setattr(resuming, "_write_through", die_at_the_third)
         with pytest.raises(Killed):
             start(run, small(pictures), say=quiet)
     path = run.checkpoint("resume")

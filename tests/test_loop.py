@@ -24,7 +24,8 @@ from train import film, loop
 from train.__main__ import main
 from train.learner import Learner
 from train.loop import resume, start
-from train.runs import Run, RunError, load_resume, read_config, read_metrics, read_status
+from train.resuming import load_resume
+from train.runs import Run, RunError, read_config, read_metrics, read_status
 
 ROOT = Path(__file__).parents[1]
 STEPS = 2 * STEPS_PER_EPOCH

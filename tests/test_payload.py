@@ -17,13 +17,13 @@ from hypothesis import strategies as some
 from PIL import Image
 
 import vit
+from vit.architecture import Architecture
 from vit.attention import FUSIONS, fuse_heads, rollout_by_head, rollout_by_layer, rollout_of_heads_row
 from vit.checkpoint import BUNDLED, Checkpoint
 from vit.explanation import explain, head_rows
 from vit.images import prepare
 from vit.overlay import colormap
 from vit.payload import WHOLE_VALUES, map_payload, payload, quantised
-from vit.state_dict import Architecture
 
 ROOT = Path(__file__).parents[1]
 FLOATS = some.floats(0, 2.0**127, width=32)

@@ -14,24 +14,23 @@ import pytest
 import torch
 from small_run import until
 
-from train import runs
+from train import desk as desks
+from train import resuming, runs
+from train.desk import Desk
+from train.resuming import has_resume, load_resume, save_resume
 from train.runs import (
-    Desk,
     Run,
     RunError,
     Status,
     append_line,
     append_metrics,
     cut_metrics,
-    has_resume,
-    hold,
-    load_resume,
     read_config,
     read_metrics,
     read_status,
-    save_resume,
     write_json,
 )
+from train.seat import hold
 from vit.files import write_whole
 
 ROOT = Path(__file__).parents[1]
@@ -302,7 +301,7 @@ def test_a_save_that_fails_half_way_leaves_the_last(run, monkeypatch):
         file.write(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs, "_write_through", write_half)
+    monkeypatch.setattr(resuming, "_write_through", write_half)
     with pytest.raises(OSError, match="No space left"):
         save_resume(run, tensors(30), {"step": 30, "best": [0.5, 7]})
     assert loaded(run) == (20, "")
@@ -313,7 +312,7 @@ def test_a_save_that_fails_half_way_leaves_the_last(run, monkeypatch):
 
 
 def test_a_second_holder_is_refused_and_a_killed_one_holds_nothing(run):
-    code = "import sys, time; from pathlib import Path; from train.runs import *\n"
+    code = "import sys, time; from pathlib import Path; from train.runs import *; from train.desk import *; from train.seat import *\n"
     code += "run = Run(Path(sys.argv[1])); lock = hold(run); desk = Desk(run); time.sleep(60)"
     first = subprocess.Popen([sys.executable, "-c", code, str(run.root)], cwd=ROOT)
     try:
@@ -406,7 +405,7 @@ def test_the_desk_goes_on_where_files_cannot_be_looked_for_or_written(run, desk,
     def fail(*_, **__):
         raise PermissionError("no")
 
-    for owner, name in ((Path, "exists"), (runs, "write_json")):
+    for owner, name in ((Path, "exists"), (desks, "write_json")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, fail)
             assert until(lambda: desk.problem == "no")
@@ -430,7 +429,7 @@ def test_who_goes_on_has_come_as_far_as_the_one_before(run):
 
 
 def test_the_last_word_has_room_on_a_full_disk(run, monkeypatch):
-    desk, write = Desk(run), runs.write_json
+    desk, write = Desk(run), desks.write_json
     reserve = run.root / ".reserve"
     assert reserve.stat().st_size >= 16 * 1024
 
@@ -439,7 +438,7 @@ def test_the_last_word_has_room_on_a_full_disk(run, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, values)
 
-    monkeypatch.setattr(runs, "write_json", write_where_room_is)
+    monkeypatch.setattr(desks, "write_json", write_where_room_is)
     desk.close("failed", "the disk is full")
     assert read_status(run).state == "failed"
     assert read_status(run).reason == "the disk is full"

@@ -56,11 +56,11 @@ def refused(capsys, *words: str) -> str:
 # --- the flags --------------------------------------------------------------------------------------------
 
 
-def test_the_flags_are_the_fields_and_three_more():
+def test_the_flags_are_the_fields_and_four_more():
     flags = {flag for action in parser_of("run")._actions for flag in action.option_strings}
     names = {field.name.replace("_", "-"): field.type for field in fields(TrainConfig)}
     expected = {f"--{name}" for name in names} | {f"--no-{name}" for name in names if names[name] is bool}
-    assert flags == expected | {"-h", "--help", "--preset", "--out", "--resume"}
+    assert flags == expected | {"-h", "--help", "--preset", "--out", "--resume", "--detach"}
 
 
 def test_each_flag_reaches_its_field():
@@ -70,7 +70,7 @@ def test_each_flag_reaches_its_field():
         Path("some folder"), holdout=7, split_seed=2, seed=3, mirror=True, augment="randaugment", cutmix=0.1,
         random_erasing=0.2, label_smoothing=0.3, mean_and_std="half", dropout=0.15, stochastic_depth=0.25,
         keep_patches=0.75, full_from=0.5, optimiser="adamw", lr=1e-4, muon_lr=2e-4, weight_decay=0.2,
-        decay_all=True, beta2=0.9, schedule="cosine", warmup=0.125, clip=2.0, keep_every=1.5, whiten=False,
+        decay_all=True, beta2=0.9, schedule="cosine", warmup=0.125, clip=2.0, keep_every=1.5, stop_minutes=9.5, stop_mb=77, whiten=False,
         init="tutorial", precision="bfloat16", compile="on", threads=2, evaluations=4, snapshots=5,
         num_layers=3, num_heads=1, mlp_dim=40, log_steps=6, checkpoint_steps=9, patch_size=8, epochs=1.0,
         batch=24, minutes=0.0, embed_dim=24, ema=0.5,
@@ -204,7 +204,7 @@ def test_a_run_and_its_continuation(folders, capsys):
 def test_a_run_without_a_name_gets_one_and_says_it(folders, capsys):
     pictures = write_pictures(folders / "pictures", 40)
     assert main(["run", "--preset", "demo", *as_flags(small(pictures, epochs=0.1))]) == 0
-    (made,) = Path("runs").iterdir()
+    (made,) = (path for path in Path("runs").iterdir() if not path.name.startswith("."))
     assert made.name.startswith("demo-2")
     assert capsys.readouterr().out.splitlines()[-1] == f"The run is in {made}"
 

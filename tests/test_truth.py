@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from vit.architecture import Architecture
 from vit.checkpoint import Checkpoint
 from vit.explanation import explain
 from vit.images import normalise
 from vit.patterns import CLASSES, make_patterns
-from vit.state_dict import Architecture
 from vit.truth import CENTRE_SPREAD, MAPS, mass_lines, object_mass
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 from PIL import Image
 
+from vit.architecture import Architecture
 from vit.attention import FUSIONS, token_index
 from vit.page.view import View, plain, snippet
-from vit.state_dict import Architecture
 from vit.words import percent, token_label
 
 ROOT = Path(__file__).parents[1]

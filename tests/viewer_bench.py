@@ -21,12 +21,12 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from serving import serving
 
 import vit
+from vit.architecture import Architecture
 from vit.cause import head_effects, leave_one_out
 from vit.checkpoint import BUNDLED, Checkpoint, load, save
 from vit.images import to_array
 from vit.payload import payload
 from vit.sources import CLASSES
-from vit.state_dict import Architecture
 
 SAMPLE = BUNDLED.parents[1] / "samples" / "frog_07.png"
 LARGE = "run:large/grid14"

@@ -1,24 +1,32 @@
-"""python -m train: train, report, measure.
+"""python -m train: train, watch, report, measure.
 
 python -m train run --preset demo
 python -m train run --preset fast --minutes 10 --out runs/quick
-python -m train run --resume --out runs/quick
+python -m train list
+python -m train stop quick; python -m train resume quick
 """
 
 import argparse
+import json
+import os
 import shlex
+import shutil
 import sys
-from dataclasses import fields
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 
+from train import launch
 from train.config import EXPECTED, PRESETS, TrainConfig, preset
-from train.runs import Run, RunError
-from train.workers import leave
+from train.desk import require_new
+from train.runs import Run, RunError, last_status, read_config, write_json
+from train.seat import at_work
+from train.state import find_run, find_runs, look
 from vit.arguments import Parser
-from vit.checkpoint import runs_folder
-from vit.device import pick_device
 from vit.download import DataError
+from vit.files import runs_folder
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,6 +74,21 @@ def build_parser() -> argparse.ArgumentParser:
     for field in fields(TrainConfig):
         group.add_argument("--" + field.name.replace("_", "-"), dest=f"set_{field.name}", **_option(field))
 
+    add("--detach", action="store_true", help="start it and return: as the page does; `stop` ends it")
+
+    listed = command("list", "All runs under the runs folder, and what each is doing.", _list, "list")
+    listed.add_argument("--json", action="store_true", help="one JSON object a line")
+    for name, what in (
+        ("pause", "Let a run wait after its step; it keeps its memory, and a checkpoint."),
+        ("resume", "Let a paused run go on, or go on with one that ended early, in the background."),
+        ("stop", "End a run after its step; it keeps a checkpoint."),
+        ("delete", "Delete a run that is not at work, with its checkpoints."),
+    ):
+        added = command(name, what, _act, f"{name} demo-1", f"{name} runs/demo-1")
+        added.add_argument("run", metavar="RUN", help="a run's name as `list` shows it, or its folder")
+        if name == "stop":
+            added.add_argument("--kill", action="store_true", help="end its process at once, if it hangs")
+
     report = command("report", "Write one HTML page about a run.", _report, "report runs/quick")
     report.add_argument("run", metavar="RUN", type=Path)
     report.add_argument("--out", metavar="FILE.html", type=Path, help="default: RUN/report.html")
@@ -89,8 +112,6 @@ def _option(field) -> dict:
 
 
 def _run(args: argparse.Namespace, words: list[str]) -> int:
-    from train.loop import resume, start
-
     changes = {
         name.removeprefix("set_"): value
         for name, value in vars(args).items()
@@ -103,20 +124,138 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
             names = ["preset"] * bool(args.preset) + list(changes)
             given = ", ".join("--" + name.replace("_", "-") for name in names)
             raise RunError(f"--resume keeps the run's own settings: leave out {given}")
-        outcome = resume(Run(Path(args.out)), say=_say)
-    else:
-        name = args.preset or "fast"
-        asked = changes.get("device", "auto")
-        device = pick_device(None if asked == "auto" else asked).type
-        if changes.get("data", "cifar10") not in ("cifar10", "patterns", ""):
-            changes["data"] = str(Path(changes["data"]).expanduser().resolve())  # to be found from anywhere
-        config = preset(name, device, **changes)
-        out = Path(args.out) if args.out else runs_folder() / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        command = shlex.join(["python", "-m", "train", *words])
-        outcome = start(Run(out), config, preset_name=name, command=command, say=_say)
-        if not args.out:
-            _say(f"The run is in {out}")
-    return 1 if outcome.state == "failed" else 0
+        if args.detach:
+            raise RunError("--resume --detach is `python -m train resume RUN`")
+        run = Run(Path(args.out))
+        read_config(run)
+        return _work(run, lambda: _resume(run))
+    name = args.preset or "fast"
+    if args.detach:
+        return _detach(args, name, changes)
+    out = Path(args.out) if args.out else runs_folder() / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    run, command = Run(out), shlex.join(["python", "-m", "train", *words])
+    require_new(run)
+    asked = last_status(run)
+    if asked and asked.state == "waiting":  # whoever asked waits for a sign: the rest comes after it
+        return _work(run, lambda: _start(run, name, _config(name, changes), command))
+    config = _config(name, changes)
+    outcome = _work(run, lambda: _start(run, name, config, command))
+    if not args.out:
+        _say(f"The run is in {out}")
+    return outcome
+
+
+def _work(run: Run, train: Callable[[], str]) -> int:
+    """Train while nobody else does; where the page asked for it, it is told why that failed."""
+    was_there = run.root.exists()
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first alone holds the run
+        return _code(train())
+    with at_work(run):
+        asked = last_status(run)
+        is_asked = asked is not None and asked.state == "waiting"
+        if is_asked:
+            write_json(run.status_file, asdict(replace(asked, pid=os.getpid(), heartbeat=time.time())))
+        try:
+            return _code(train())
+        except (RunError, DataError, ValueError, OSError) as error:
+            now = last_status(run)
+            if is_asked and now is not None and now.state == "waiting":
+                failed = replace(now, state="failed", reason=" ".join(str(error).split()))
+                write_json(run.status_file, asdict(failed))
+            raise
+        finally:
+            if not was_there and {path.name for path in run.root.iterdir()} == {run.lock_file.name}:
+                shutil.rmtree(run.root)  # nothing began there
+
+
+def _code(state: str) -> int:
+    return 1 if state == "failed" else 0
+
+
+def _resume(run: Run) -> str:
+    from train.loop import resume
+
+    return resume(run, say=_say, is_at_work=True).state
+
+
+def _start(run: Run, name: str, config: TrainConfig, command: str) -> str:
+    from train.loop import start
+
+    return start(run, config, preset_name=name, command=command, say=_say, is_at_work=True).state
+
+
+def _config(name: str, changes: dict) -> TrainConfig:
+    from vit.device import pick_device
+
+    asked = changes.get("device", "auto")
+    device = pick_device(None if asked == "auto" else asked).type
+    if changes.get("data", "cifar10") not in ("cifar10", "patterns", ""):
+        changes = changes | {"data": str(Path(changes["data"]).expanduser().resolve())}  # from anywhere
+    return preset(name, device, **changes)
+
+
+def _detach(args: argparse.Namespace, preset_name: str, changes: dict) -> int:
+    name = ""
+    if args.out:
+        out = Path(args.out)
+        name = out.name
+        if out.resolve().parent != runs_folder().resolve():
+            raise RunError(
+                f"a detached run lies directly under the runs folder: --out {runs_folder() / name}"
+            )
+    run = launch.start(_config(preset_name, changes), preset_name, name=name)
+    _say(f"{run.name} is at work, as process {look(run).status.pid}, in {run.root}")
+    _say(f"Watch it: python -m train list, or the page. End it: python -m train stop {run.name}")
+    return 0
+
+
+def _list(args: argparse.Namespace, _: list[str]) -> int:
+    seen = [look(run) for run in find_runs()]
+    if args.json:
+        for each in seen:
+            facts = {"name": each.name, "state": each.word, "reason": each.reason, "wish": each.wish}
+            _say(json.dumps(facts | {"status": asdict(each.status)}))
+        return 0
+    if not seen:
+        _say(f"There is no run under {runs_folder()} yet. Start one: python -m train run --preset demo")
+    width = max((len(each.name) for each in seen), default=0)
+    for each in seen:
+        status = each.status
+        judged = f"{status.val_accuracy:6.1%}" if status.val_accuracy is not None else " " * 6
+        line = f"{each.name:{width}}  {each.word:8}  {status.progress:4.0%}  step {status.step:>7,}  {judged}"
+        _say(f"{line}  {each.reason or each.next}")
+    return 0
+
+
+def _act(args: argparse.Namespace, _: list[str]) -> int:
+    run = _named(args.run)
+    if args.command == "stop" and args.kill:
+        launch.kill(run)
+        _say(f"The process of {run.name} was ended.")
+        return 0
+    {"pause": launch.pause, "resume": launch.resume, "stop": launch.stop, "delete": launch.delete}[
+        args.command
+    ](run)
+    if args.command == "delete":
+        _say(f"{run.name} is deleted.")
+        return 0
+    seen = look(run)
+    _say(f"{run.name}: {seen.word}" + (f", {seen.reason}" if seen.reason else ""))
+    return 0
+
+
+def _named(text: str) -> Run:
+    """A run by its name, or by its folder."""
+    path = Path(text)
+    if path.name == text:
+        try:
+            return find_run(text)
+        except RunError:
+            if not path.is_dir():
+                raise
+    run = Run(path)
+    look(run)
+    return run
 
 
 def _say(line: str) -> None:
@@ -134,8 +273,6 @@ def _report(args: argparse.Namespace, _: list[str]) -> int:
 
 
 def _bench(args: argparse.Namespace, _: list[str]) -> int:
-    import json
-
     from train.bench import bench, bench_lines, bench_values
     from vit.progress import Bar
 
@@ -146,4 +283,9 @@ def _bench(args: argparse.Namespace, _: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    code = main()
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    from train.workers import leave
+
+    leave(code)

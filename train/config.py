@@ -10,8 +10,8 @@ A value that makes no sense, alone or beside the others, is a ValueError of one 
 import dataclasses
 from dataclasses import dataclass, fields
 
-from train.optim import OptimConfig, Schedule
-from vit.state_dict import Architecture
+from train.schedule import OptimConfig, Schedule
+from vit.architecture import Architecture
 
 
 def _setting(default, help: str, *, low: float | None = None, high: float | None = None, choices=()):
@@ -98,6 +98,10 @@ class TrainConfig:
     keep_every: float = _setting(
         0.0, "keep a checkpoint every so many epochs; 0: only last and best", low=0, high=1e6
     )
+    stop_minutes: float = _setting(
+        0.0, "stop after so many minutes by the clock, pauses and all; 0: never", low=0, high=1e6
+    )
+    stop_mb: int = _setting(0, "stop when the run's folder holds so many MB; 0: never", low=0, high=10**9)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -225,6 +229,24 @@ def preset(name: str, kind: str = "cpu", /, **changes) -> TrainConfig:
     if not changes.get("minutes", base.minutes):
         changes.setdefault("fit_epochs", False)
     return dataclasses.replace(base, **changes)
+
+
+def as_flags(config: TrainConfig, name: str, kind: str = "cpu", /) -> list[str]:
+    """What `python -m train run` must be told to get this configuration, on a device of this kind."""
+    base, words = preset(name, kind), ["--preset", name]
+    for field in fields(TrainConfig):
+        flag, value = "--" + field.name.replace("_", "-"), getattr(config, field.name)
+        if value == getattr(base, field.name) and not _hangs_together(field.name, config, base):
+            continue
+        words += [flag if value else f"--no-{flag[2:]}"] if field.type is bool else [f"{flag}={value}"]
+    return words
+
+
+def _hangs_together(name: str, config: TrainConfig, base: TrainConfig) -> bool:
+    """Whether `preset` may change this field by itself because of another one that differs."""
+    others = {"epochs": "minutes", "minutes": "epochs", "fit_epochs": "minutes", "mirror": "data"}
+    other = others.get(name)
+    return other is not None and getattr(config, other) != getattr(base, other)
 
 
 def not_stated(name: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -27,30 +28,29 @@ from train import film
 from train.card import checkpoint, record
 from train.clock import Clock, in_words
 from train.config import TrainConfig
+from train.desk import Desk, require_new
 from train.fit import fit_epochs
 from train.learner import Learner, Machine, as_tensors
+from train.memory import memory_bytes
+from train.resuming import has_resume, load_resume, save_resume
 from train.runs import (
-    Desk,
     Run,
     RunError,
     append_line,
     append_metrics,
     cut_metrics,
-    has_resume,
-    hold,
     is_full_disk,
-    load_resume,
     read_config,
     read_metrics,
-    require_new,
-    save_resume,
     write_json,
 )
+from train.seat import at_work
 from train.signals import asked_to_stop
 from train.workers import Workers
 from vit.checkpoint import save
 from vit.datasets import holdout_indices, load_pictures
 from vit.download import DataError
+from vit.files import folder_bytes
 from vit.progress import Bar
 
 MOST_ROLLBACKS = 3
@@ -78,8 +78,12 @@ def start(
     preset_name: str = "",
     command: str = "",
     say: Callable[[str], None] = print,
+    is_at_work: bool = False,
 ) -> Outcome:
-    """Begin a run in an empty or new directory. RunError where one is there already, or is at work."""
+    """Begin a run in an empty or new directory. RunError where one is there already, or is at work.
+
+    `is_at_work`: the caller is inside `train.seat.at_work(run)`.
+    """
     began = (
         time.perf_counter()
     )  # to open the pictures may take long, and counts where minutes are to hold all
@@ -90,10 +94,11 @@ def start(
         raise RunError(f"{run.root} lies inside the pictures of {config.data}: choose another --out")
     with Bar() as progress:  # before anything is written: most mistakes are made here
         load_pictures(config.data, "train", progress=progress if workers.is_first else None)
-    return _work(run, config, workers, began, preset_name=preset_name, command=command, say=say)
+    told = {"preset_name": preset_name, "command": command, "is_at_work": is_at_work}
+    return _work(run, config, workers, began, **told, say=say)
 
 
-def resume(run: Run, *, say: Callable[[str], None] = print) -> Outcome:
+def resume(run: Run, *, say: Callable[[str], None] = print, is_at_work: bool = False) -> Outcome:
     """Go on with a run from its last whole checkpoint, with its own settings. RunError where it cannot."""
     kept = read_config(run)
     unknown = sorted(set(kept["config"]) - {field.name for field in fields(TrainConfig)})
@@ -105,10 +110,11 @@ def resume(run: Run, *, say: Callable[[str], None] = print) -> Outcome:
         raise RunError(f"{run.config_file} holds settings unknown to this version: {error}") from error
     began, workers = time.perf_counter(), Workers.start(config.device)
     told = {"preset_name": kept.get("preset", ""), "command": kept.get("command", "")}
+    told |= {"is_at_work": is_at_work}
     return _work(run, config, workers, began, **told, say=say, kept=kept)
 
 
-def _work(run, config, workers, began, *, preset_name, command, say, kept=None) -> Outcome:
+def _work(run, config, workers, began, *, preset_name, command, say, is_at_work, kept=None) -> Outcome:
     """`kept` is config.json of a run to go on with; None for a new one."""
 
     def session(desk: Desk | None, tell: Callable[[str], None]) -> _Session:
@@ -119,20 +125,19 @@ def _work(run, config, workers, began, *, preset_name, command, say, kept=None) 
             return session(None, lambda line: None).go(kept)
         finally:
             workers.end()
-    lock = hold(run)
     try:
-        if kept is None:
-            require_new(run)  # another may have begun and ended since it was first asked
-        desk = Desk(run)
+        with nullcontext() if is_at_work else at_work(run):
+            if kept is None:
+                require_new(run)  # another may have begun and ended since it was first asked
+            desk = Desk(run)
 
-        def tell(line: str) -> None:
-            say(line)
-            if desk.is_ours:
-                append_line(run.log_file, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
+            def tell(line: str) -> None:
+                say(line)
+                if desk.is_ours:
+                    append_line(run.log_file, f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
 
-        return session(desk, tell).go(kept)
+            return session(desk, tell).go(kept)
     finally:
-        lock.release()
         workers.end()
 
 
@@ -144,9 +149,11 @@ class _Session:
         self.preset_name, self.command = preset_name, command
         self.began = began
         self.step, self.seconds, self.rollbacks = 0, 0.0, 0
+        self.folder_bytes = 0
         self.best: tuple[float, int] | None = None  # accuracy, step
         self.val_accuracy: float | None = None
         self.board = None
+        self.why_stopped = "stopped as asked"
 
     # ---- from the outside ----
 
@@ -156,7 +163,7 @@ class _Session:
             with asked_to_stop(self.desk, alone=self.workers.count == 1):
                 self._open(kept)
                 self._train()
-            state, reason = ("stopped", "stopped as asked") if self.stopped else ("finished", "")
+            state, reason = ("stopped", self.why_stopped) if self.stopped else ("finished", "")
         except (Failure, RunError, DataError, ValueError) as error:
             state, reason = "failed", str(error)
         except torch.OutOfMemoryError:
@@ -166,7 +173,7 @@ class _Session:
             what = (
                 "the disk is full" if is_full_disk(error) else f"a file cannot be read or written ({error})"
             )
-            unharmed = "; the last checkpoint is unharmed, and --resume goes on from it"
+            unharmed = "; the last checkpoint is unharmed: resume to go on from it"
             state, reason = "failed", what + (unharmed if has_resume(self.run) else "")
         except KeyboardInterrupt:
             state, reason = "stopped", "interrupted; what came after the last checkpoint is lost"
@@ -174,7 +181,10 @@ class _Session:
             if self.workers.count == 1:
                 raise  # a fault of ours: it is told below, and its traceback stands in the terminal
             traceback.print_exc()  # it may as well be a fault of ours
-            state, reason = "failed", f"a worker was lost at step {self.step}; --resume goes on from before"
+            state, reason = (
+                "failed",
+                f"a worker was lost at step {self.step}; resume to go on from before",
+            )
         finally:
             error = sys.exception()
             if error is not None:
@@ -310,7 +320,7 @@ class _Session:
         )
         self.losses, self.window_steps = torch.zeros((), device=self.machine.device), 0
         if self.desk:
-            self.desk.tell(state="running")
+            self.desk.tell(state="running", device=self.machine.device)
             if self.step == 0:
                 self._film()
                 self._save()
@@ -372,12 +382,23 @@ class _Session:
             self._save_between()
             self.desk.tell(state="paused", images_per_second=0.0)
             self.say(f"Paused at step {self.step:,}")
-            while self.desk.pause_asked and not self.desk.stop_asked:
+            while self.desk.pause_asked and not self.desk.stop_asked and not self._limit_reached():
                 time.sleep(0.1)
             self.desk.tell(state="running")
             clock.resume()
-        stop = bool(self.desk and self.desk.stop_asked)
+        stop = bool(self.desk and (self.desk.stop_asked or self._limit_reached()))
         return bool(self.workers.agree(float(stop))[0])
+
+    def _limit_reached(self) -> bool:
+        """Whether the run has taken the time, or its folder the room, that its settings allow."""
+        minutes, most_mb = self.config.stop_minutes, self.config.stop_mb
+        if minutes and time.perf_counter() - self.began > 60 * minutes:
+            self.why_stopped = f"stopped after {minutes:g} min, as its settings say"
+        elif most_mb and self.folder_bytes > most_mb * 1e6:
+            self.why_stopped = f"stopped at {self.folder_bytes / 1e6:,.0f} MB, as its settings say"
+        else:
+            return False
+        return True
 
     def _trouble(self, loss: float) -> str:
         """What is wrong with the loss or with the weights that the last step left; "" if nothing is."""
@@ -439,7 +460,7 @@ class _Session:
             step=self.step, epoch=self.step / self.learner.steps_per_epoch,
             progress=self._progress(self.seconds),
             val_accuracy=self.val_accuracy, best_accuracy=self.best and self.best[0],
-            best_step=self.best and self.best[1], **changes,
+            best_step=self.best and self.best[1], memory_bytes=memory_bytes(self.machine.device), **changes,
         )  # fmt: skip
 
     def _film(self) -> None:
@@ -460,6 +481,8 @@ class _Session:
         }  # fmt: skip
         self._keep("last")
         save_resume(self.run, self.learner.tensors(), facts)
+        if self.config.stop_mb:
+            self.folder_bytes = folder_bytes(self.run.root)
         self.saved_step = self.step
 
     def _save_between(self) -> None:

@@ -7,7 +7,7 @@ with asked_to_stop(desk, alone=True):
 import signal
 import threading
 
-from train.runs import Desk
+from train.desk import Desk
 
 
 class asked_to_stop:

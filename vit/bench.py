@@ -18,6 +18,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from vit.architecture import Architecture
 from vit.attention import rollout_by_head, token_grid, token_row
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures, load_pictures
@@ -30,7 +31,6 @@ from vit.images import normalise
 from vit.model import VisualTransformer
 from vit.overlay import Style, draw
 from vit.sources import CLASSES
-from vit.state_dict import Architecture
 
 PLAIN = "plain forward"
 MAPS = "with maps"

@@ -11,7 +11,6 @@ really there, and whatever does not fit raises CheckpointError with one sentence
 
 import hashlib
 import json
-import os
 import pickle
 import re
 import struct
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from vit.datasets import DataError, find_data
 from vit.device import pick_device
-from vit.files import named_folder, write_whole
+from vit.files import runs_folder, write_whole
 from vit.model import VisualTransformer
 from vit.patterns import CLASSES as PATTERN_CLASSES
 from vit.sources import CLASSES, SPLITS, find_source
@@ -171,11 +170,6 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except (OSError, ValueError):  # what is wrong with it is said where it is read
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def runs_folder() -> Path:
-    """PATCHLIGHT_RUNS, else `runs`; it need not exist. ValueError for a name that no folder can have."""
-    return named_folder(os.environ.get("PATCHLIGHT_RUNS"), Path("runs"))
 
 
 def find_checkpoints(runs: str | Path | None = None) -> list[Path]:

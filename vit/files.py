@@ -47,3 +47,19 @@ def named_folder(name: str | os.PathLike | None, otherwise: Path) -> Path:
     except (OSError, ValueError) as error:  # too long, or with a zero byte
         raise ValueError(f"{str(folder)[:60]!r} cannot be a folder: {error}") from error
     return folder
+
+
+def runs_folder() -> Path:
+    """PATCHLIGHT_RUNS, else `runs`; it need not exist. ValueError for a name that no folder can have."""
+    return named_folder(os.environ.get("PATCHLIGHT_RUNS"), Path("runs"))
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files in a folder and below hold together; those that vanish meanwhile count nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total

@@ -7,39 +7,16 @@ problems are ValueErrors, phrased to stand after "the file cannot be used:" and 
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
+from vit.architecture import Architecture
 from vit.model import VisualTransformer
 from vit.sources import CLASSES
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The arguments of VisualTransformer."""
-
-    num_classes: int
-    img_size: tuple[int, int] = (32, 32)  # height, width in pixels
-    patch_size: int = 4
-    in_channels: int = 3
-    embed_dim: int = 256
-    num_layers: int = 6
-    num_heads: int = 8
-    mlp_dim: int = 512
-    dropout: float = 0.1
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(GY, GX), patches down and across."""
-        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
-
-    def build(self, **options) -> VisualTransformer:
-        """A fresh model; `options` as the keyword-only ones of VisualTransformer."""
-        return VisualTransformer(**asdict(self), **options)
 
 
 def describe(tensors: dict[str, Tensor], told: dict) -> dict:

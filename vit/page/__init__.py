@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import streamlit as st
 
-from vit.checkpoint import CheckpointError, runs_folder
+from vit.checkpoint import CheckpointError
 from vit.datasets import DataError, cache_folder
+from vit.files import runs_folder
 from vit.page.drawers import drawers
 from vit.page.explained import Explained, explain_picture
 from vit.page.gallery import choose_picture

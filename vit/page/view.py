@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from vit.architecture import Architecture
 from vit.attention import FUSIONS, token_index
 from vit.explanation import METHODS
 from vit.overlay import Style
-from vit.state_dict import Architecture
 from vit.words import sentence
 
 FIRST_PICTURE = "sample:dog_12"

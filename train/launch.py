@@ -1,0 +1,285 @@
+"""Starts, pauses, resumes, stops and deletes runs from outside the trainer, which is a process of its own.
+
+    run = start(preset("demo"), "demo")          # runs/demo-1, at work by now
+    pause(run); resume(run); stop(run)           # wishes: its status says when they are done
+    resume(run)                                  # a stopped, failed or vanished one: a new process goes on
+    delete(run); again(run)
+
+The trainer is detached, in a session of its own and at low priority: it outlives whoever started it. One run
+at a time is at work under a runs folder (train/seat.py). Everything that cannot be done is a RunError of one
+sentence. `visitor` is who asks, through a page (train/rights.py); None is whoever has the machine.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout  # torch brings it
+
+import train
+from train.config import TrainConfig, as_flags
+from train.rights import Visitor, limited, may_all, require_all, require_start, require_stop, visitor_of
+from train.runs import Run, RunError, Status, read_config, write_json
+from train.seat import is_held, someone_works, who_works
+from train.state import Seen, find_runs, look, require_plain
+from vit.files import folder_bytes, runs_folder
+
+NICENESS = 10  # of trainers started here: who looks at the page goes first
+PUBLIC_FOLDER_MB = 200  # what the ended runs of visitors may hold together on a public host
+_STARTED_SECONDS = (
+    20.0  # until a new process holds its run's lock: a fraction of one, but for a loaded machine
+)
+_LEAVING_SECONDS = 5.0
+_STARTING, _DELETED = ".starting", ".deleted-"
+
+
+def start(config: TrainConfig, preset_name: str, *, name: str = "", visitor: Visitor | None = None) -> Run:
+    """Start a new run under the runs folder; `name` is by default the preset's with a number."""
+    require_start(visitor, preset_name, config)
+    if not may_all(visitor):
+        if name:
+            raise RunError("on this public page a run cannot be named")
+        config = limited(config)
+    folder = runs_folder().resolve()
+    with _alone(folder):
+        if not may_all(visitor):
+            _make_room(folder)
+        run = _new_run(folder, preset_name, require_plain(name) if name else "")
+        mark = visitor.mark if visitor and not may_all(visitor) else ""
+        write_json(run.launch_file, {"preset": preset_name, "config": asdict(config), "visitor": mark})
+        _launch(run, as_flags(config, preset_name, _kind(config)), Status())
+    return run
+
+
+def resume(run: Run, *, visitor: Visitor | None = None) -> None:
+    """Let a paused run go on; start one that is over again from its last checkpoint."""
+    require_all(visitor, "resume a run")
+    seen = look(run)
+    if seen.word == "paused" or seen.wish == "pause":
+        run.pause_file.unlink(missing_ok=True)
+        return
+    if seen.word == "finished":
+        raise RunError(f"{run.name} is finished: start it again for a new run with its settings")
+    if seen.is_active:
+        raise RunError(f"{run.name} is {seen.word}: there is nothing to resume")
+    if not run.is_begun:
+        raise RunError(f"{run.name} ended before it began: start it again")
+    with _alone(run.root.resolve().parent):
+        for asked in (run.stop_file, run.pause_file):
+            asked.unlink(missing_ok=True)
+        _launch(run, ["--resume"], seen.status)
+
+
+def again(run: Run, *, name: str = "", visitor: Visitor | None = None) -> Run:
+    """Start a new run with the settings of this one."""
+    config, preset_name = settings(run)
+    return start(config, preset_name, name=name, visitor=visitor)
+
+
+def pause(run: Run, *, visitor: Visitor | None = None) -> None:
+    """Ask a run to wait after its step, with a checkpoint kept; it keeps its memory."""
+    require_all(visitor, "pause a run")
+    seen = _active(run, "pause")
+    if seen.word == "paused" and seen.wish != "resume":
+        raise RunError(f"{run.name} is paused already")
+    run.pause_file.touch()
+
+
+def stop(run: Run, *, visitor: Visitor | None = None) -> None:
+    """Ask a run to end after its step, with a checkpoint kept."""
+    require_stop(visitor, run)
+    _active(run, "stop")
+    run.stop_file.touch()
+
+
+def kill(run: Run, *, visitor: Visitor | None = None) -> None:
+    """End the process of a run that gives no sign: what came after its last checkpoint is lost."""
+    require_stop(visitor, run)
+    seen = _active(run, "end")
+    if seen.status.host not in ("", socket.gethostname()) or not seen.status.pid:
+        raise RunError(f"{run.name} is trained on {seen.status.host}: end it there")
+    try:
+        os.kill(seen.status.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+    except OSError as error:
+        raise RunError(f"process {seen.status.pid} cannot be ended: {error.strerror}") from error
+
+
+def delete(run: Run, *, visitor: Visitor | None = None) -> None:
+    """Delete a run that is not at work, with all that its folder holds."""
+    require_all(visitor, "delete a run")
+    seen = look(run)
+    if seen.is_active or is_held(run.lock_file):
+        raise RunError(f"{run.name} is {seen.word}: stop it first")
+    _remove(run)
+
+
+def settings(run: Run) -> tuple[TrainConfig, str]:
+    """(settings, preset) of a run. RunError where nothing is known of them, or they are another version's."""
+    try:
+        found = read_config(run)
+    except RunError:
+        try:
+            found = json.loads(run.launch_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"the settings of {run.name} are not known: {error}") from error
+    told, known = found.get("config"), {field.name for field in fields(TrainConfig)}
+    if not isinstance(told, dict) or set(told) - known:
+        raise RunError(f"the settings of {run.name} are not those of this version")
+    try:
+        return TrainConfig(**told), found.get("preset") or "fast"
+    except ValueError as error:
+        raise RunError(f"the settings of {run.name} cannot be used: {error}") from error
+
+
+# ---- the process ----
+
+
+def _launch(run: Run, words: list[str], before: Status) -> None:
+    """Start the trainer, and wait until it holds the run or has said why it cannot."""
+    now = time.time()
+    told = replace(
+        before, state="waiting", reason="", heartbeat=now, started=now, host=socket.gethostname(), pid=0,
+        images_per_second=0.0, seconds_left=None,
+    )  # fmt: skip
+    write_json(run.status_file, asdict(told))
+    command = [sys.executable, "-m", "train", "run", f"--out={run.root}", *words]
+    detached = {"start_new_session": True}
+    if os.name == "nt":
+        flags = ("CREATE_NEW_PROCESS_GROUP", "DETACHED_PROCESS", "BELOW_NORMAL_PRIORITY_CLASS")
+        detached = {"creationflags": sum(getattr(subprocess, flag) for flag in flags)}
+    try:
+        with run.log_file.open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=Path(train.__file__).parents[1], env=_environment(run),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, **detached,
+            )  # fmt: skip
+    except OSError as error:
+        write_json(run.status_file, asdict(replace(told, state="failed", reason=f"no process: {error}")))
+        raise RunError(f"the trainer cannot be started: {error}") from error
+    if hasattr(os, "setpriority"):
+        _be_nice(process.pid)
+    # A process that ended stays in the system's list until somebody has waited for it.
+    threading.Thread(target=process.wait, name=f"waits for {run.name}", daemon=True).start()
+    end = time.monotonic() + _STARTED_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        if who_works(run.root.parent) == run.name and is_held(run.lock_file):
+            return
+        time.sleep(0.05)
+    seen = look(run)
+    if seen.word == "failed":
+        raise RunError(seen.reason)
+    if not seen.is_active and seen.word not in ("stopped", "finished"):
+        raise RunError(f"the trainer of {run.name} ended at once: its log says why")
+
+
+def _be_nice(pid: int) -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
+    except OSError as error:
+        print(f"The trainer runs at the usual priority: {error}", file=sys.stderr)
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """Ours, with folders that mean the same from another place."""
+    changed = {"PATCHLIGHT_RUNS": str(run.root.parent)}
+    for name in ("PATCHLIGHT_DATA", "PATCHLIGHT_CACHE"):
+        if named := os.environ.get(name):
+            changed[name] = str(Path(named).expanduser().resolve())
+    return os.environ | changed
+
+
+def _kind(config: TrainConfig) -> str:
+    """ "cuda", "mps" or "cpu": what the trainer will find, since presets differ by it."""
+    from vit.device import pick_device
+
+    return pick_device(None if config.device == "auto" else config.device).type
+
+
+# ---- folders ----
+
+
+class _alone:
+    """Nobody else starts a run under this folder meanwhile, and none is at work. RunError otherwise."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.lock = folder, FileLock(folder / _STARTING)
+
+    def __enter__(self):
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunError("another run is just being started: look again in a moment") from error
+        if _is_taken(self.folder):
+            self.lock.release()
+            raise RunError(someone_works(self.folder))
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def _is_taken(folder: Path) -> bool:
+    """Whether a run is at work; one that has said its last word is given a moment to go."""
+    end = time.monotonic() + _LEAVING_SECONDS
+    while name := who_works(folder):
+        try:
+            is_leaving = not look(Run(folder / name)).is_active
+        except RunError:
+            is_leaving = False
+        if not is_leaving or time.monotonic() > end:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _new_run(folder: Path, preset_name: str, name: str) -> Run:
+    number = 1
+    while True:
+        run = Run(folder / (name or f"{preset_name}-{number}"))
+        try:
+            run.root.mkdir()
+            return run
+        except FileExistsError as error:
+            if name:
+                raise RunError(f"there is a run {name} already: choose another name") from error
+            number += 1
+
+
+def _active(run: Run, what: str) -> Seen:
+    seen = look(run)
+    if not seen.is_active:
+        raise RunError(f"{run.name} is {seen.word}: there is nothing to {what}")
+    return seen
+
+
+def _make_room(folder: Path) -> None:
+    """Delete the oldest ended runs of visitors until the rest leave room for one more."""
+    ended = [run for run in find_runs(folder) if visitor_of(run) and not look(run).is_active]
+    sizes = {run: folder_bytes(run.root) for run in ended}
+    for run in reversed(ended):
+        if sum(sizes.values()) <= PUBLIC_FOLDER_MB * 1e6 / 2:
+            return
+        _remove(run)
+        del sizes[run]
+
+
+def _remove(run: Run) -> None:
+    """First out of sight, in one step: nobody meets half a run."""
+    try:
+        if run.root.is_symlink():
+            run.root.unlink()
+            return
+        run.root.rename(run.root.with_name(f"{_DELETED}{uuid.uuid4().hex[:12]}"))
+        for aside in run.root.parent.glob(f"{_DELETED}*"):  # and what another one was killed over
+            shutil.rmtree(aside)
+    except OSError as error:
+        raise RunError(f"{run.name} cannot be deleted: {error.strerror or error}") from error
