@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from train import film as films
-from train.film import cut, empty, load, probes, quantise, record, save, snapshot_progress
+from train.film import DISCARD, cut, empty, load, probes, quantise, record, save, snapshot_progress
 from vit.datasets import Pictures
 from vit.explanation import explain
 from vit.model import VisualTransformer
@@ -83,7 +83,7 @@ def test_the_largest_weight_of_a_row_has_the_top_level(film):
 def test_a_frame_is_what_explain_says(blank):
     model = small_model().eval()
     x = (blank.pictures.astype(np.float64) / 255 - MEAN) / STD
-    expected = explain(model, torch.tensor(x, dtype=torch.float32).permute(0, 3, 1, 2))
+    expected = explain(model, torch.tensor(x, dtype=torch.float32).permute(0, 3, 1, 2), discard_ratio=DISCARD)
     film = record(blank, model, 7, MEAN, STD)
     rows, rolled = expected.attention[:, :, :, 0].numpy(), expected.rollout[:, :, 0].numpy()
     assert film.attention(0).shape == rows.shape == (5, 3, 4, 17)

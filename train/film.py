@@ -31,6 +31,7 @@ from vit.sources import CLASSES
 
 _SAMPLES = Path(__file__).parents[1] / "assets" / "samples"
 _LEVELS = 255
+DISCARD = 0.9  # of the weakest weights: plain rollout is nearly even, and the page starts here too
 # What numpy and zipfile raise for a damaged file: which one depends on the byte that is wrong.
 _DAMAGE = (
     OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, MemoryError,
@@ -45,7 +46,7 @@ class Film:
     steps: np.ndarray  # (S,) int64, ascending
     cls_row: np.ndarray  # (S, K, L, H, N) uint8, where CLS looks in each head
     cls_row_scale: np.ndarray  # (S, K, L, H) float32; value = uint8 * scale
-    rollout: np.ndarray  # (S, K, L, N) uint8, CLS's row of rollout up to each layer
+    rollout: np.ndarray  # (S, K, L, N) uint8, CLS's row of rollout up to each layer, DISCARD of it left out
     rollout_scale: np.ndarray  # (S, K, L) float32
     probabilities: np.ndarray  # (S, K, C) float32
     pictures: np.ndarray  # (K, H, W, 3) uint8
@@ -126,7 +127,7 @@ def record(
     x = torch.from_numpy(film.pictures).to(device).permute(0, 3, 1, 2).float() / 255
     mean, std = (torch.tensor(tuple(values), device=device).view(1, -1, 1, 1) for values in (mean, std))
     with torch.autocast(device.type, enabled=False):  # training's lower precision must not show in the maps
-        logits, attention, rollout = cls_rows(model, (x - mean) / std)
+        logits, attention, rollout = cls_rows(model, (x - mean) / std, discard_ratio=DISCARD)
     cls_row, cls_row_scale = quantise(attention.cpu().numpy())
     rolled, rollout_scale = quantise(rollout.cpu().numpy())
     frame = {

@@ -458,7 +458,7 @@ class _Session:
         """Where the run has come to, in its status."""
         self.desk.tell(
             step=self.step, epoch=self.step / self.learner.steps_per_epoch,
-            progress=self._progress(self.seconds),
+            progress=self._progress(self.seconds), seconds=self.seconds,
             val_accuracy=self.val_accuracy, best_accuracy=self.best and self.best[0],
             best_step=self.best and self.best[1], memory_bytes=memory_bytes(self.machine.device), **changes,
         )  # fmt: skip

@@ -41,6 +41,7 @@ class Status:
     progress: float = 0.0  # 0 to 1
     step: int = 0
     epoch: float = 0.0
+    seconds: float = 0.0  # spent in steps
     images_per_second: float = 0.0
     seconds_left: float | None = None
     val_accuracy: float | None = None  # of the latest evaluation

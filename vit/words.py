@@ -41,3 +41,18 @@ def sentence(
 def prediction(class_name: str, probability: float) -> str:
     """`frog, 97 %`"""
     return f"{class_name}, {percent(probability)}"
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `1 min 10 s`, `2 h 5 min`: what people grasp at once."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (rest if not hours else 0, "s")]
+    return " ".join(f"{count:,} {unit}" for count, unit in parts if count) or "0 s"
+
+
+def megabytes(size_bytes: float) -> str:
+    """`3.8 MB`, `120 MB`, `1.2 GB`"""
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:,.1f} GB"
+    return f"{size_bytes / 1e6:,.0f} MB" if size_bytes >= 1e7 else f"{size_bytes / 1e6:.1f} MB"

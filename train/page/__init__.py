@@ -1,23 +1,37 @@
-"""The Train tab: how the chosen model was trained."""
+"""The Train tab: one run watched, a new one started, all of them compared.
+
+Script order is screen order; on a phone the watched run comes first.
+"""
 
 import streamlit as st
 
+from train.page.all_runs import all_runs
+from train.page.chosen import chosen_run
+from train.page.new_run import new_run
+from train.page.one_run import show_run
 from vit.page.drawers import about_model
 from vit.page.models import Loaded
 from vit.page.session import tell
 
 
 def training(loaded: Loaded) -> None:
-    """What the checkpoint tells of its training, and what this page cannot do yet."""
+    """The whole tab."""
     if loaded.problem:
         tell(st.error, loaded.problem)
-    st.info(
-        "Training is started on the command line for now. A run appears in the model choice above with its "
-        "first checkpoint, and can be looked into while it learns.",
+    watched, made = st.columns([20, 7], gap="medium")
+    with watched:
+        show_run(chosen_run())
+    with made:
+        new_run()
+    all_runs()
+    about = st.expander(
+        "How the model chosen above was trained",
         icon=":material/info:",
+        key="drawer_training",
+        on_change="rerun",
     )
-    st.code("python -m train run --preset demo\npython -m train report runs/NAME", language="bash")
-    st.subheader("How this model was trained", anchor=False)
-    if not loaded.checkpoint.provenance:
-        st.caption("This file says nothing of its training.")
-    about_model(loaded.checkpoint)
+    if about.open:
+        with about:
+            if not loaded.checkpoint.provenance:
+                st.caption("This file says nothing of its training.")
+            about_model(loaded.checkpoint)
