@@ -3,14 +3,18 @@
     write_report(Path("runs/demo"))                # runs/demo/report.html: no network, no scripts, one file
 
 Here the test set is opened, once, when the run is over: whatever the trainer chose, it chose
-by held-out training pictures. A run directory may be torn, damaged or written by a stranger: what cannot be
-read is named in one line where it would have been, and the rest of the page is still written.
+by held-out training pictures. What the model says to it is kept, for the next report and for the page
+(train/page/results.py), which asks here what is measured and on which pictures. A run directory may be torn,
+damaged or written by a stranger: what cannot be read is named in one line where it would have been, and the
+rest of the page is still written.
 """
 
+import hashlib
 import json
 import math
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +22,25 @@ import numpy as np
 
 from train import film
 from train.figures import Series, curve, page
-from vit.checkpoint import load
+from vit.checkpoint import Checkpoint, load
 from vit.datasets import DataError, Pictures, find_data, holdout_indices, load_pictures
 from vit.device import pick_device
-from vit.evaluate import Predictions, confident_mistakes, measure, predict
+from vit.evaluate import (
+    Predictions,
+    cached_path,
+    check_match,
+    confident_mistakes,
+    kept_predictions,
+    measure,
+    predict,
+)
 from vit.files import write_whole
+from vit.model import VisualTransformer
 from vit.overlay import draw
 from vit.sources import find_source
 
 MISTAKES, RIGHT, PROBES = 16, 10, 6  # pictures of each kind
-_LARGEST_TABLE = 40  # classes of a table of mix-ups that can still be read
+LARGEST_TABLE = 40  # classes of a table of mix-ups that can still be read
 _DEEPEST_SHADE = 50  # percent: text on it keeps a contrast of 4.5:1 in both themes
 _BEYOND_SENSE = 1e15  # no step, loss or rate is as large: a file that says so is damaged
 Progress = Callable[[int, int, str], None]
@@ -200,36 +213,92 @@ def _curves(metrics: dict, torn: int) -> dict:
 def _result(
     run: Path, config: dict, data: str | Path | None, device: str | None, progress: Progress | None
 ) -> dict:
-    """Everything measured by classifying the test pictures once."""
-    path = run / "checkpoints" / "best.safetensors"
-    is_best = path.is_file()
-    if not is_best:
-        path = run / "checkpoints" / "last.safetensors"
-    if not path.is_file():
-        raise ValueError("The run has no checkpoint yet, neither best nor last: nothing can be measured.")
+    """Everything that follows from what the weights say to the test pictures."""
+    path = weights_to_measure(run)
     model, checkpoint = load(path, device=device)
-    pictures, where, honesty = _pictures(config, data, progress)
-    predictions = predict(model, checkpoint, pictures, progress=progress)
+    pictures, where, honesty = pictures_to_measure(config, data, progress)
+    predictions = _predictions(path, model, checkpoint, pictures, progress)
     metrics = measure(predictions, checkpoint.class_names)
-    which = (
-        f"Measured: {path.name} (id {checkpoint.id}), which was chosen as best by its accuracy on held-out"
-        " training pictures."
-        if is_best
-        else f"Measured: {path.name} (id {checkpoint.id}), its last weights: the run kept no best."
-    )
     return {
         "metrics": metrics,
         "class_names": checkpoint.class_names,
         "where": where,
-        "which": which,
+        "which": why_these_weights(path, checkpoint),
         "honesty": honesty,
-        "shading": _shading(metrics.confusion),
+        "shading": shading(metrics.confusion),
         **_shown(predictions, pictures),
     }
 
 
-def _pictures(config: dict, data: str | Path | None, progress: Progress | None) -> tuple[Pictures, str, str]:
-    """The pictures to measure on, where they come from, and what that means for the figure."""
+def weights_to_measure(run: Path) -> Path:
+    """The file of a run's best weights, else of its last. ValueError if it has neither."""
+    for name in ("best", "last"):
+        path = run / "checkpoints" / f"{name}.safetensors"
+        if path.is_file():
+            return path
+    raise ValueError("The run has no checkpoint yet, neither best nor last: nothing can be measured.")
+
+
+def why_these_weights(path: Path, checkpoint: Checkpoint) -> str:
+    """Which file is measured, as a sentence."""
+    why = "its last weights: the run kept no best"
+    if path.stem == "best":
+        why = "which was chosen as best by its accuracy on held-out training pictures"
+    return f"Measured: {path.name} (id {checkpoint.id}), {why}."
+
+
+def _predictions(
+    path: Path,
+    model: VisualTransformer,
+    checkpoint: Checkpoint,
+    pictures: Pictures,
+    progress: Progress | None,
+) -> Predictions:
+    """Those that are kept, else new ones, which then are."""
+    check_match(checkpoint, pictures)
+    if kept := kept_predictions(path, checkpoint, pictures.digest):
+        if progress:
+            progress(len(pictures), len(pictures), "pictures classified")
+        return in_order(kept, pictures)
+    found = predict(model, checkpoint, pictures, progress=progress)
+    with suppress(OSError):  # a cache that cannot be written costs time alone
+        found.save(cached_path(checkpoint.id, pictures.digest))
+    return found
+
+
+def in_order(kept: Predictions, pictures: Pictures) -> Predictions:
+    """Kept predictions, row for row those of `pictures`, which may have lain in another order then.
+
+    ValueError if they are not of these pictures, or name classes that there are none of.
+    """
+    n, names = len(pictures), ("ids", "labels", "classes", "probabilities", "top_logits")
+    arrays = {name: getattr(kept, name) for name in names}
+    fits = all(array.shape == (n,) for array in arrays.values()) and kept.classes.dtype.kind in "iu"
+    if fits:
+        theirs, ours = (np.lexsort((each.labels, each.ids)) for each in (kept, pictures))
+        fits = (
+            np.array_equal(kept.ids[theirs], pictures.ids[ours])
+            and np.array_equal(kept.labels[theirs], pictures.labels[ours])
+            and bool(((kept.classes >= 0) & (kept.classes < len(pictures.class_names))).all())
+            and bool(np.isfinite(kept.probabilities).all())
+        )
+    if not fits:
+        raise ValueError(
+            f"The predictions kept for checkpoint {kept.checkpoint_id} are not of these pictures: delete the"
+            " .predictions.npz file beside it, and measure again."
+        )
+    rows = np.empty(n, np.int64)
+    rows[ours] = theirs
+    return replace(kept, **{name: array[rows] for name, array in arrays.items()})
+
+
+def pictures_to_measure(
+    config: dict, data: str | Path | None = None, progress: Progress | None = None
+) -> tuple[Pictures, str, str]:
+    """The pictures to measure on, where they come from, and what that means for the figure.
+
+    `config` is a run's config.json. ValueError or DataError, with a sentence, if there are none to be had.
+    """
     settings = _of(config, "config")
     named = settings.get("data") if data is None else data
     if not isinstance(named, str | Path):
@@ -249,14 +318,19 @@ def _pictures(config: dict, data: str | Path | None, progress: Progress | None) 
         raise ValueError(
             "Every picture was trained on and there is no test split: no accuracy would be honest."
         )
-    pictures = replace(
-        pictures, images=pictures.images[held], labels=pictures.labels[held], ids=pictures.ids[held]
-    )
     honesty = (
         "The data has no test split of its own, so these are the pictures held out from training. They were"
         " not trained on, but decided which weights are best, so the figure is somewhat too good."
     )
-    return pictures, f"held out from {pictures.name}", honesty
+    return _subset(pictures, held), f"held out from {pictures.name}", honesty
+
+
+def _subset(pictures: Pictures, rows: np.ndarray) -> Pictures:
+    """These rows alone, with a digest of their own: what is kept for all must not be taken for theirs."""
+    images, labels, ids = pictures.images[rows], pictures.labels[rows], pictures.ids[rows]
+    pairs = sorted(f"{picture} {label}" for picture, label in zip(ids.tolist(), labels.tolist(), strict=True))
+    digest = hashlib.sha256("\n".join(pairs).encode()).hexdigest()
+    return replace(pictures, images=images, labels=labels, ids=ids, digest=digest)
 
 
 def _has_test_split(named: str | Path) -> bool:
@@ -275,10 +349,10 @@ def _held_out(pictures: Pictures, settings: dict) -> np.ndarray:
     return holdout_indices(pictures.labels, holdout, seed)[1]
 
 
-def _shading(confusion: tuple[tuple[int, ...], ...]) -> list[list[float]] | None:
+def shading(confusion: tuple[tuple[int, ...], ...]) -> list[list[float]] | None:
     """How deep each cell is shaded, in percent; None where the table would be too large."""
     table = np.array(confusion, float)
-    if len(table) > _LARGEST_TABLE:
+    if len(table) > LARGEST_TABLE:
         return None
     mistakes = table * (1 - np.eye(len(table)))
     right = table.diagonal() / np.maximum(table.sum(axis=1), 1)

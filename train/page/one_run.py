@@ -23,6 +23,7 @@ from vit.page.view import PATTERNS_MODEL, plain
 from vit.words import duration, megabytes
 
 REFRESH_SECONDS = 1.0
+RESULTS_SECONDS = 5.0  # what is new of them comes with a checkpoint
 COLOURS = {  # one word, one colour
     "waiting": "gray", "running": "blue", "paused": "yellow", "stopped": "violet", "finished": "green",
     "failed": "red", "vanished": "orange",
@@ -63,7 +64,8 @@ def show_run(run: Run) -> None:
     if run == EXAMPLE:
         _about_example()
     else:
-        show_results(run, is_over=not was_active)
+        every = RESULTS_SECONDS if was_active else None
+        st.fragment(show_results, run_every=every)(run, is_over=not was_active)
 
 
 def _header(seen: Seen) -> None:

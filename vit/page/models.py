@@ -73,11 +73,11 @@ def choose_model() -> Loaded:
     """Load the view's model and draw the choice; falls back to the bundled one with a word of why."""
     problem = ""
     try:
-        loaded = _load(current_view().model)
+        loaded = load_model(current_view().model)
     except CheckpointError as error:
         problem = f"{error} The bundled model is shown instead."
         change_view(model=BUNDLED_MODEL)
-        loaded = _load(BUNDLED_MODEL)
+        loaded = load_model(BUNDLED_MODEL)
     options = [BUNDLED_MODEL, *([PATTERNS_MODEL] if BUNDLED_PATTERNS.is_file() else []), *_run_names()]
     if (chosen := current_view().model) not in options:
         options.append(chosen)
@@ -109,7 +109,7 @@ def find_file(model: str) -> Path:
     kind, _, key = model.partition(":")
     if kind == "run":
         for path in find_checkpoints():
-            if _run_name(path) == model:
+            if model_name(path) == model:
                 return path
         raise CheckpointError(f"There is no checkpoint {key} under the runs folder on this machine.")
     if kind == "own":
@@ -124,7 +124,8 @@ def find_file(model: str) -> Path:
     return BUNDLED
 
 
-def _load(model: str) -> Loaded:
+def load_model(model: str) -> Loaded:
+    """The model of that name in a view. CheckpointError if it is not here or cannot be used."""
     path = find_file(model)
     try:
         stat = path.stat()
@@ -187,10 +188,10 @@ def _upload_path(key: str) -> Path:
 
 
 def _run_names() -> list[str]:
-    return [_run_name(path) for path in find_checkpoints()]
+    return [model_name(path) for path in find_checkpoints()]
 
 
-def _run_name(path: Path) -> str:
+def model_name(path: Path) -> str:
     """`run:NAME` or `run:FOLDER/NAME`, without the ending; also for FOLDER/checkpoints/NAME."""
     folder, name = path.relative_to(runs_folder()).parent, path.stem
     if len(folder.parts) == 2:
