@@ -1,7 +1,7 @@
 """Takes README's pictures of the real app: python tests/screenshot.py assets/readme
 
-Writes explore.png, test.png and use.gif there: the page at rest in the light theme, a test of cause in the
-dark one, and a few seconds of use. Starts the app without any data of this machine. Needs Chromium, as the
+Writes explore.png, test.png, train.png and use.gif there: the page at rest in the light theme, a test of cause
+in the dark one, the Train tab on its example, and a few seconds of use. Starts the app without any data of this machine. Needs Chromium, as the
 browser tests do.
 """
 
@@ -38,6 +38,10 @@ def main(folder: str) -> None:
         page.locator('[data-testid="stMain"]').evaluate("main => main.scrollTo(0, 0)")
         page.wait_for_timeout(1000)
         page.screenshot(path=out / "test.png")
+        page = _opened(browser, f"{server.url}/?tab=Train", "light")
+        page.set_viewport_size({"width": 1440, "height": 1290})
+        page.wait_for_timeout(12_000)  # until the estimate is there
+        page.screenshot(path=out / "train.png")
         frames = list(_use(_opened(browser, f"{server.url}/?picture=sample:dog_12", "light")))
     first, *others = frames
     first.save(

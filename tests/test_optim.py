@@ -21,14 +21,13 @@ from torch.testing import assert_close
 from train.optim import (
     Ema,
     Muon,
-    OptimConfig,
-    Schedule,
     build_optimisers,
     load_state_tensors,
     orthogonalise,
     scale_rates,
     state_tensors,
 )
+from train.schedule import OptimConfig, Schedule
 
 KINDS = ("adamw", "muon")
 IN_BLOCKS = re.compile(r"encoder_blocks\.\d+\.(attn\.qkv|attn\.out|mlp\.0|mlp\.3)\.weight")
