@@ -1,8 +1,8 @@
 """Takes README's pictures of the real app: python tests/screenshot.py assets/readme
 
-Writes explore.png, test.png, train.png and use.gif there: the page at rest in the light theme, a test of cause
-in the dark one, the Train tab on its example, and a few seconds of use. Starts the app without any data of this machine. Needs Chromium, as the
-browser tests do.
+Writes explore.png, test.png, train.png and use.gif there: the page at rest in the light theme, a test of
+cause in the dark one, the Train tab on its example, and a few seconds of use. Starts the app without any data
+of this machine. Needs Chromium, as the browser tests do.
 """
 
 import io

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ from test_app import (
 )
 
 from vit import patterns
+from vit.architecture import Architecture
+from vit.checkpoint import Checkpoint
 from vit.datasets import load_pictures
 from vit.page import models, pictures
 from vit.page.pictures import find_picture, is_of_another_set
@@ -299,6 +302,21 @@ def test_a_link_to_a_runs_last_checkpoint_follows_the_training(page_folders, wri
         write_checkpoint(path, num_layers=layers)
         os.utime(path, (10**9 + layers, 10**9 + layers))
         assert f"{layers} layers" in words_of(opened(model="run:mine/last"))
+
+
+@pytest.mark.parametrize(
+    ("provenance", "end"),
+    [
+        ({"accuracy": 0.875, "val_accuracy": 0.5, "step": 40}, "heads, test accuracy 87.5 %"),
+        ({"val_accuracy": 0.5, "step": 1240}, "heads, 50.0 % of held-out pictures right at step 1,240"),
+        ({"val_accuracy": "half", "step": 40}, "2 heads"),
+        ({}, "2 heads"),
+    ],
+)
+def test_the_model_s_line_tells_what_is_known_of_its_accuracy(provenance, end):
+    architecture = Architecture(num_classes=3, embed_dim=8, num_layers=1, num_heads=2, mlp_dim=8)
+    known = Checkpoint(architecture, ("a", "b", "c"), (0.5,) * 3, (0.5,) * 3, provenance)
+    assert models.Loaded(architecture.build(), known, Path("x")).facts.endswith(end)
 
 
 # Which pictures belong to which data set

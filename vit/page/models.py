@@ -50,7 +50,12 @@ class Loaded:
         """One line for people: sizes, accuracy."""
         architecture, accuracy = self.checkpoint.architecture, self.checkpoint.accuracy
         line = f"{architecture.num_layers} layers × {architecture.num_heads} heads"
-        return line if accuracy is None else f"{line}, test accuracy {accuracy:.1%}".replace("%", " %")
+        held, step = (self.checkpoint.provenance.get(name) for name in ("val_accuracy", "step"))
+        if accuracy is not None:
+            line += f", test accuracy {accuracy:.1%}"
+        elif isinstance(held, float) and isinstance(step, int):  # of a run, which may still go on
+            line += f", {held:.1%} of held-out pictures right at step {step:,}"
+        return line.replace("%", " %")
 
     @property
     def data(self) -> str:
