@@ -67,8 +67,8 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page_server(tmp_path_factory):
-    """The real server, offline and without a test set: .url, .pid, its folder .runs. Ends with the module."""
+    """One real server for all, offline and without a test set: .url, .pid, its folder .runs."""
     with serving(tmp_path_factory.mktemp("server")) as server:
         yield server

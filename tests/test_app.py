@@ -302,7 +302,7 @@ def test_changing_tabs_loses_nothing():
     before, link = data_of(app), WHOLE_LINK | {"token": "5,6", "layer": "3"}
     app.session_state["tab"] = "Train"
     shown(app.run())
-    assert "How this model was trained" in [each.value for each in app.subheader]
+    assert "New run" in [each.value for each in app.subheader]
     assert not app.get("image")
     assert link_of(app) == link
     app.session_state["tab"] = "Explore"

@@ -245,14 +245,15 @@ def cost(folder: Path, steps: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_an_update_of_a_long_run_is_cheap(tmp_path):
+@pytest.mark.parametrize("steps", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_an_update_of_a_long_run_is_cheap(tmp_path, steps):
     """New lines read, all charts built and packed for the browser: 150 ms; 50 MB more than a short run."""
     if not Path("/proc/self/status").exists():  # getrusage would tell of the parent's peak, if that is higher
         pytest.skip("the peak of a process's memory is read as Linux tells it")
-    short, long = cost(tmp_path / "short", 1000), cost(tmp_path / "long", 100_000)
+    short, long = cost(tmp_path / "short", 1000), cost(tmp_path / "long", steps)
     more_mb = long["peak_mb"] - short["peak_mb"]
     print(
-        f"\n100,000 steps: caught up in {len(long['reads'])} reads, the longest {max(long['reads']):.0f} ms; "
+        f"\n{steps:,} steps: caught up in {len(long['reads'])} reads, the longest {max(long['reads']):.0f} ms; "
         f"an update {min(long['updates']):.0f} to {max(long['updates']):.0f} ms (1,000 steps: "
         f"{min(short['updates']):.0f} ms); {more_mb:.0f} MB more"
     )

@@ -10,7 +10,7 @@ from viewer_bench import EMPTY_PAGE, LIMITS, Counts, line, measure, write_large
 
 @pytest.mark.parametrize(
     "counts",
-    [Counts(moves=30, runs=3, visits=2, rounds=2), pytest.param(Counts(), marks=pytest.mark.slow)],
+    [Counts(moves=20, runs=2, visits=2, rounds=1), pytest.param(Counts(), marks=pytest.mark.slow)],
     ids=["few", "as the command"],
 )
 def test_the_page_answers_in_time(browser, tmp_path, counts):
