@@ -65,16 +65,19 @@ def build_parser() -> argparse.ArgumentParser:
         "run --preset tutorial --seed 1 --out runs/tutorial",
         "run --resume --out runs/tutorial",
     )  # fmt: skip
-    presets = "; ".join(f"{name}: {what}" for name, what in EXPECTED.items())
     add = run.add_argument
-    add("--preset", choices=tuple(PRESETS), help=f"where the settings start; default: fast. {presets}")
     add("--out", metavar="RUN", help="the run's folder; default: a new one under the runs folder")
     add("--resume", action="store_true", help="go on with the run in --out, with its own settings")
-    group = run.add_argument_group("settings (each overrides the preset's; shown: the default of `fast`)")
-    for field in fields(TrainConfig):
-        group.add_argument("--" + field.name.replace("_", "-"), dest=f"set_{field.name}", **_option(field))
-
+    _add_settings(run)
     add("--detach", action="store_true", help="start it and return: as the page does; `stop` ends it")
+
+    estimated = command(
+        "estimate", "What a run would cost: measures some seconds, writes nothing.", _estimate,
+        "estimate --preset demo",
+        "estimate --preset fast --embed-dim 512",
+    )  # fmt: skip
+    estimated.add_argument("--json", action="store_true", help="one JSON object")
+    _add_settings(estimated)
 
     listed = command("list", "All runs under the runs folder, and what each is doing.", _list, "list")
     listed.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -101,6 +104,25 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """--preset, and a flag for each field of TrainConfig."""
+    presets = "; ".join(f"{name}: {what}" for name, what in EXPECTED.items())
+    start = f"where the settings start; default: fast. {presets}"
+    parser.add_argument("--preset", choices=tuple(PRESETS), help=start)
+    group = parser.add_argument_group("settings (each overrides the preset's; shown: the default of `fast`)")
+    for field in fields(TrainConfig):
+        group.add_argument("--" + field.name.replace("_", "-"), dest=f"set_{field.name}", **_option(field))
+
+
+def _changes(args: argparse.Namespace) -> dict:
+    """The settings that were given."""
+    return {
+        name.removeprefix("set_"): value
+        for name, value in vars(args).items()
+        if name.startswith("set_") and value is not None
+    }
+
+
 def _option(field) -> dict:
     facts, default = field.metadata, getattr(PRESETS["fast"], field.name)
     shown = f"{facts['help'].replace('%', '%%')} (default: {default})"
@@ -112,11 +134,7 @@ def _option(field) -> dict:
 
 
 def _run(args: argparse.Namespace, words: list[str]) -> int:
-    changes = {
-        name.removeprefix("set_"): value
-        for name, value in vars(args).items()
-        if name.startswith("set_") and value is not None
-    }
+    changes = _changes(args)
     if args.resume:
         if not args.out:
             raise RunError("--resume goes on with the run that --out names: name one")
@@ -206,6 +224,16 @@ def _detach(args: argparse.Namespace, preset_name: str, changes: dict) -> int:
     run = launch.start(_config(preset_name, changes), preset_name, name=name)
     _say(f"{run.name} is at work, as process {look(run).status.pid}, in {run.root}")
     _say(f"Watch it: python -m train list, or the page. End it: python -m train stop {run.name}")
+    return 0
+
+
+def _estimate(args: argparse.Namespace, _: list[str]) -> int:
+    from train.estimate import estimate_lines, measure
+
+    found = measure(_config(args.preset or "fast", _changes(args)))
+    print(json.dumps(asdict(found)) if args.json else "\n".join(estimate_lines(found)))
+    if found.problem:
+        print(f"{args.prog}: {found.problem}", file=sys.stderr)
     return 0
 
 
