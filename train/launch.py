@@ -26,12 +26,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout  # torch brings it
 
 import train
-from train.config import TrainConfig, as_flags
+from train.config import PRESETS, TrainConfig, as_flags
 from train.rights import Visitor, limited, may_all, require_all, require_start, require_stop, visitor_of
-from train.runs import Run, RunError, Status, read_config, write_json
+from train.runs import ACTIVE, Run, RunError, Status, last_status, read_config, write_json
 from train.seat import is_held, someone_works, who_works
-from train.state import Seen, find_runs, look, require_plain
-from vit.files import folder_bytes, runs_folder
+from train.state import Seen, config_of, find_runs, look, look_at_all, require_plain
+from vit.files import folder_bytes, named_folder, runs_folder
 
 NICENESS = 10  # of trainers started here: who looks at the page goes first
 PUBLIC_FOLDER_MB = 200  # what the ended runs of visitors may hold together on a public host
@@ -39,6 +39,7 @@ _STARTED_SECONDS = (
     20.0  # until a new process holds its run's lock: a fraction of one, but for a loaded machine
 )
 _LEAVING_SECONDS = 5.0
+_TURN_SECONDS = 5.0  # that one who starts a run waits while another one does: then it is known which
 _STARTING, _DELETED = ".starting", ".deleted-"
 
 
@@ -49,14 +50,22 @@ def start(config: TrainConfig, preset_name: str, *, name: str = "", visitor: Vis
         if name:
             raise RunError("on this public page a run cannot be named")
         config = limited(config)
+    if name:
+        require_plain(name)
+    try:  # before anything is written
+        if config.data not in ("cifar10", "patterns"):
+            config = replace(config, data=str(named_folder(config.data, Path()).resolve()))
+        words = as_flags(config, preset_name, _kind(config))
+    except ValueError as error:
+        raise RunError(str(error)) from error
     folder = runs_folder().resolve()
     with _alone(folder):
         if not may_all(visitor):
             _make_room(folder)
-        run = _new_run(folder, preset_name, require_plain(name) if name else "")
+        run = _new_run(folder, preset_name, name)
         mark = visitor.mark if visitor and not may_all(visitor) else ""
         write_json(run.launch_file, {"preset": preset_name, "config": asdict(config), "visitor": mark})
-        _launch(run, as_flags(config, preset_name, _kind(config)), Status())
+        _launch(run, words, Status())
     return run
 
 
@@ -73,7 +82,8 @@ def resume(run: Run, *, visitor: Visitor | None = None) -> None:
         raise RunError(f"{run.name} is {seen.word}: there is nothing to resume")
     if not run.is_begun:
         raise RunError(f"{run.name} ended before it began: start it again")
-    with _alone(run.root.resolve().parent):
+    run = Run(run.root.resolve())  # the trainer is started in another folder
+    with _alone(_folder_of(run)):
         for asked in (run.stop_file, run.pause_file):
             asked.unlink(missing_ok=True)
         _launch(run, ["--resume"], seen.status)
@@ -91,34 +101,43 @@ def pause(run: Run, *, visitor: Visitor | None = None) -> None:
     seen = _active(run, "pause")
     if seen.word == "paused" and seen.wish != "resume":
         raise RunError(f"{run.name} is paused already")
-    run.pause_file.touch()
+    _ask(run.pause_file)
 
 
 def stop(run: Run, *, visitor: Visitor | None = None) -> None:
     """Ask a run to end after its step, with a checkpoint kept."""
     require_stop(visitor, run)
     _active(run, "stop")
-    run.stop_file.touch()
+    _ask(run.stop_file)
 
 
 def kill(run: Run, *, visitor: Visitor | None = None) -> None:
     """End the process of a run that gives no sign: what came after its last checkpoint is lost."""
     require_stop(visitor, run)
     seen = _active(run, "end")
-    if seen.status.host not in ("", socket.gethostname()) or not seen.status.pid:
+    pid = seen.status.pid
+    if seen.status.host not in ("", socket.gethostname()):
         raise RunError(f"{run.name} is trained on {seen.status.host}: end it there")
+    if not is_held(run.lock_file) or type(pid) is not int or pid < 2:  # 0 and below are whole groups
+        raise RunError(f"it is not known which process trains {run.name}: look again in a moment")
     try:
-        os.kill(seen.status.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
     except OSError as error:
-        raise RunError(f"process {seen.status.pid} cannot be ended: {error.strerror}") from error
+        raise RunError(f"process {pid} cannot be ended: {error.strerror}") from error
 
 
 def delete(run: Run, *, visitor: Visitor | None = None) -> None:
     """Delete a run that is not at work, with all that its folder holds."""
     require_all(visitor, "delete a run")
     seen = look(run)
-    if seen.is_active or is_held(run.lock_file):
+    if seen.is_active:
         raise RunError(f"{run.name} is {seen.word}: stop it first")
+    if is_held(run.lock_file):
+        raise RunError(f"a trainer still holds {run.name}: try again in a moment")
+    if not (run.launch_file.exists() or run.lock_file.exists() or last_status(run) or config_of(run)):
+        raise RunError(f"{run.root} holds no run that this program made: it is left alone")
+    if any(not other.root.is_symlink() for other in find_runs(run.root)):
+        raise RunError(f"{run.root} holds other runs: delete them first")
     _remove(run)
 
 
@@ -131,11 +150,13 @@ def settings(run: Run) -> tuple[TrainConfig, str]:
             found = json.loads(run.launch_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"the settings of {run.name} are not known: {error}") from error
+    found = found if isinstance(found, dict) else {}
     told, known = found.get("config"), {field.name for field in fields(TrainConfig)}
     if not isinstance(told, dict) or set(told) - known:
         raise RunError(f"the settings of {run.name} are not those of this version")
     try:
-        return TrainConfig(**told), found.get("preset") or "fast"
+        preset_name = found.get("preset")  # a label only: the settings are all told
+        return TrainConfig(**told), preset_name if preset_name in tuple(PRESETS) else "fast"
     except ValueError as error:
         raise RunError(f"the settings of {run.name} cannot be used: {error}") from error
 
@@ -158,11 +179,12 @@ def _launch(run: Run, words: list[str], before: Status) -> None:
         detached = {"creationflags": sum(getattr(subprocess, flag) for flag in flags)}
     try:
         with run.log_file.open("ab") as log:
+            said_before = log.tell()
             process = subprocess.Popen(
                 command, cwd=Path(train.__file__).parents[1], env=_environment(run),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, **detached,
             )  # fmt: skip
-    except OSError as error:
+    except (OSError, ValueError) as error:  # as of words that no command line can hold
         write_json(run.status_file, asdict(replace(told, state="failed", reason=f"no process: {error}")))
         raise RunError(f"the trainer cannot be started: {error}") from error
     if hasattr(os, "setpriority"):
@@ -171,14 +193,28 @@ def _launch(run: Run, words: list[str], before: Status) -> None:
     threading.Thread(target=process.wait, name=f"waits for {run.name}", daemon=True).start()
     end = time.monotonic() + _STARTED_SECONDS
     while process.poll() is None and time.monotonic() < end:
-        if who_works(run.root.parent) == run.name and is_held(run.lock_file):
+        now = last_status(run)
+        if now and now.pid and now.state in ACTIVE:  # it says which process it is once it holds the run
             return
         time.sleep(0.05)
     seen = look(run)
+    if process.poll() is not None and seen.status.state == "waiting" and not is_held(run.lock_file):
+        reason = _last_said(run, said_before) or f"its process ended at once, with code {process.returncode}"
+        write_json(run.status_file, asdict(replace(told, state="failed", reason=reason)))
+        raise RunError(reason)
     if seen.word == "failed":
         raise RunError(seen.reason)
     if not seen.is_active and seen.word not in ("stopped", "finished"):
         raise RunError(f"the trainer of {run.name} ended at once: its log says why")
+
+
+def _last_said(run: Run, offset: int) -> str:
+    """The last line of its log from there on, without the command that says it."""
+    with run.log_file.open("rb") as log:
+        log.seek(offset)
+        lines = log.read().decode(errors="replace").split("\n")
+    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return line.removeprefix("python -m train run: ")
 
 
 def _be_nice(pid: int) -> None:
@@ -190,10 +226,10 @@ def _be_nice(pid: int) -> None:
 
 def _environment(run: Run) -> dict[str, str]:
     """Ours, with folders that mean the same from another place."""
-    changed = {"PATCHLIGHT_RUNS": str(run.root.parent)}
+    changed = {"PATCHLIGHT_RUNS": str(_folder_of(run))}
     for name in ("PATCHLIGHT_DATA", "PATCHLIGHT_CACHE"):
         if named := os.environ.get(name):
-            changed[name] = str(Path(named).expanduser().resolve())
+            changed[name] = str(named_folder(named, Path()).resolve())
     return os.environ | changed
 
 
@@ -208,23 +244,33 @@ def _kind(config: TrainConfig) -> str:
 
 
 class _alone:
-    """Nobody else starts a run under this folder meanwhile, and none is at work. RunError otherwise."""
+    """Nobody else starts a run under this folder meanwhile, and none is at work. RunError otherwise.
+
+    What the file system refuses inside is a RunError too.
+    """
 
     def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.lock = folder, FileLock(folder / _STARTING)
 
     def __enter__(self):
         try:
-            self.lock.acquire(timeout=0)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire(timeout=_TURN_SECONDS)
         except Timeout as error:
             raise RunError("another run is just being started: look again in a moment") from error
+        except OSError as error:
+            raise self._refused(error) from error
         if _is_taken(self.folder):
             self.lock.release()
             raise RunError(someone_works(self.folder))
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, error, _):
         self.lock.release()
+        if isinstance(error, OSError):
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> RunError:
+        return RunError(f"no run can be started in {self.folder}: {error.strerror or error}")
 
 
 def _is_taken(folder: Path) -> bool:
@@ -239,6 +285,19 @@ def _is_taken(folder: Path) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def _folder_of(run: Run) -> Path:
+    """The runs folder, for a run that lies under it; else the folder that the run lies in."""
+    folder = runs_folder().resolve()
+    return folder if folder in run.root.parents else run.root.parent
+
+
+def _ask(file: Path) -> None:
+    try:
+        file.touch()
+    except OSError as error:
+        raise RunError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def _new_run(folder: Path, preset_name: str, name: str) -> Run:
@@ -263,7 +322,7 @@ def _active(run: Run, what: str) -> Seen:
 
 def _make_room(folder: Path) -> None:
     """Delete the oldest ended runs of visitors until the rest leave room for one more."""
-    ended = [run for run in find_runs(folder) if visitor_of(run) and not look(run).is_active]
+    ended = [seen.run for seen in look_at_all(folder) if not seen.is_active and visitor_of(seen.run)]
     sizes = {run: folder_bytes(run.root) for run in ended}
     for run in reversed(ended):
         if sum(sizes.values()) <= PUBLIC_FOLDER_MB * 1e6 / 2:
@@ -278,8 +337,11 @@ def _remove(run: Run) -> None:
         if run.root.is_symlink():
             run.root.unlink()
             return
-        run.root.rename(run.root.with_name(f"{_DELETED}{uuid.uuid4().hex[:12]}"))
-        for aside in run.root.parent.glob(f"{_DELETED}*"):  # and what another one was killed over
-            shutil.rmtree(aside)
+        root = run.root.resolve()
+        mine = root.rename(root.with_name(f"{_DELETED}{uuid.uuid4().hex[:12]}"))
     except OSError as error:
         raise RunError(f"{run.name} cannot be deleted: {error.strerror or error}") from error
+    for aside in root.parent.glob(f"{_DELETED}{'[0-9a-f]' * 12}"):  # and what another one was killed over
+        shutil.rmtree(aside, ignore_errors=True)  # two who delete meet here
+    if mine.exists():
+        raise RunError(f"{run.name} is deleted, but files of it are left in {mine}")

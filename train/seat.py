@@ -63,11 +63,13 @@ def who_works(folder: Path) -> str | None:
     if not is_held(folder / _LOCK):
         return None
     end = time.monotonic() + _NAME_SECONDS
-    while time.monotonic() < end:  # its holder is about to write it
+    while time.monotonic() < end:  # its holder is about to write it, or about to leave
         try:
             return (folder / _NAME).read_text(encoding="utf-8", errors="replace")
         except OSError:
             time.sleep(0.02)
+            if not is_held(folder / _LOCK):
+                return None
     return "another run"
 
 
@@ -79,14 +81,32 @@ def someone_works(folder: Path) -> str:
 
 def is_held(lock_file: Path) -> bool | None:
     """Whether a living process holds this lock; None where that cannot be known."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return _is_held_alone(lock_file)
+    try:
+        with lock_file.open("rb") as file:  # shared: those who only ask are never taken for a holder
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # another user's
+        return None
+    return False
+
+
+def _is_held_alone(lock_file: Path) -> bool | None:
+    """is_held where a lock cannot be shared: somebody else who asks holds it for a moment."""
     if not lock_file.exists():
         return False
     lock = FileLock(lock_file)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=0.1, poll_interval=0.01)
     except Timeout:
         return True
-    except OSError:  # another user's
+    except OSError:
         return None
     lock.release()
     return False

@@ -26,6 +26,7 @@ _WORDS: dict[str, Word] = {
     "stopping": "running", "paused": "paused", "stopped": "stopped", "finished": "finished",
     "failed": "failed",
 }  # fmt: skip
+_OPENING_SECONDS = 300.0  # a trainer gives no sign while it imports torch and makes or opens its pictures
 PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of a new run; no file system gives it another meaning
 _RESERVED = r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?|.*\."
 
@@ -44,7 +45,8 @@ class Seen:
 
     @property
     def name(self) -> str:
-        return self.run.name
+        """As `find_run` knows it: of a link its own name, not that of what it points to."""
+        return self.run.root.name or self.run.name
 
     @property
     def is_active(self) -> bool:
@@ -54,7 +56,7 @@ class Seen:
 
 def look(run: Run) -> Seen:
     """What can be said of a run, also of a damaged one. RunError if the folder holds no run (any more)."""
-    if not (run.status_file.exists() or run.is_begun):
+    if not (run.status_file.exists() or run.is_begun or run.launch_file.exists()):
         raise RunError(f"there is no run {run.name} (any more)")
     status = last_status(run)
     if status is None:
@@ -63,17 +65,17 @@ def look(run: Run) -> Seen:
     if status.state in ACTIVE:
         is_here = status.host in ("", socket.gethostname())
         held = is_held(run.lock_file) if is_here else None
-        if status.state == "waiting" and not held and silent_seconds < VANISHED_SECONDS:
-            held = True  # its process takes the lock in a moment
-        is_silent = silent_seconds > VANISHED_SECONDS
+        if status.state == "waiting" and not held and not status.pid and silent_seconds < VANISHED_SECONDS:
+            held = True  # its process takes the lock in a moment, and then says which it is
+        is_opening = status.state == "waiting" and held
+        is_silent = silent_seconds > (_OPENING_SECONDS if is_opening else VANISHED_SECONDS)
         if held is False or (held is None and is_silent):
             return _seen(run, replace(status, seconds_left=None), "vanished", _why_vanished(run, status))
         return _active(run, status, is_silent, silent_seconds)
     word = _WORDS.get(status.state)
     if word is None:
-        return _seen(
-            run, status, "failed", f"its status names a state that this version does not know: {status.state}"
-        )
+        reason = f"its status names a state that this version does not know: {status.state[:40]!r}"
+        return _seen(run, status, "running" if is_held(run.lock_file) else "failed", reason)
     return _seen(run, status, word, status.reason)
 
 
@@ -90,6 +92,17 @@ def find_runs(folder: Path | None = None) -> list[Run]:
         if began := _began(run):
             found[run] = began
     return sorted(found, key=lambda run: (-found[run], run.name))
+
+
+def look_at_all(folder: Path | None = None) -> list[Seen]:
+    """All runs as they are now, newest first, without those that are deleted while they are listed."""
+    found = []
+    for run in find_runs(folder):
+        try:
+            found.append(look(run))
+        except RunError:
+            continue
+    return found
 
 
 def find_run(name: str, folder: Path | None = None) -> Run:
@@ -177,7 +190,8 @@ def _seen(
     }[word]
     if is_silent:
         after = "wait, or end its process"
-    return Seen(run, word, reason.rstrip("."), after, wish, status, is_silent)
+    said = " ".join(reason.split()).rstrip(".")  # a trainer may fail in several lines
+    return Seen(run, word, said, after, wish, status, is_silent)
 
 
 def _began(run: Run) -> float:

@@ -8,23 +8,34 @@ from train.config import TrainConfig
 from train.page.chosen import choose
 from train.page.curves import draw_curves
 from train.page.film import load_film, show_film
-from train.page.reading import watch_of
+from train.page.reading import columns_of
 from train.runs import RunError
 from train.state import Seen, config_of, find_runs, look
 from vit.page.session import tell
 from vit.page.view import plain
 from vit.words import duration
 
+_REFRESH_SECONDS = 5.0
 _MOST = 200  # rows of the table
 _MOST_COMPARED = 6
 
 
-@st.fragment
 def all_runs() -> None:
-    """The table, and below it what is compared."""
-    seen = _all_seen()
-    if not seen:
-        return
+    """The table, and below it what is compared; looked at again while a run is at work."""
+    was_active = any(each.is_active for each in _all_seen())
+
+    @st.fragment(run_every=_REFRESH_SECONDS if was_active else None)
+    def table() -> None:
+        seen = _all_seen()
+        if any(each.is_active for each in seen) != was_active:
+            st.rerun()
+        if seen:
+            _table(seen)
+
+    table()
+
+
+def _table(seen: list[Seen]) -> None:
     st.subheader("All runs", anchor=False)
     names = [each.name for each in seen]
     settings = {each.name: config_of(each.run).get("config", {}) for each in seen}
@@ -54,15 +65,21 @@ def all_runs() -> None:
     )
     chosen = [seen[row] for row in event.selection.rows if row < len(seen)]
     with st.container(horizontal=True, vertical_alignment="center"):
-        if len(chosen) == 1 and st.button(f"Show {chosen[0].name}", icon=":material/visibility:"):
+        if len(chosen) == 1 and st.button(plain(f"Show {chosen[0].name}"), icon=":material/visibility:"):
             choose(chosen[0].run)
             st.rerun()
-        hint = "Choose two or more rows to compare runs; a head of a column sorts. "
-        if differing:
-            hint += "The last columns are the settings in which these runs differ."
-        st.caption(hint)
+        st.caption(_hint(seen, chosen, bool(differing)))
     if len(chosen) > 1:
         _compare(chosen[:_MOST_COMPARED])
+
+
+def _hint(seen: list[Seen], chosen: list[Seen], do_differ: bool) -> str:
+    if len(seen) == 1:
+        return "Runs to come stand beside it, to be compared."
+    if len(chosen) > _MOST_COMPARED:
+        return f"The first {_MOST_COMPARED} of those ticked are compared."
+    last = " The last columns are the settings in which these runs differ." if do_differ else ""
+    return f"Tick one run to show it above, two or more to compare them.{last}"
 
 
 def _all_seen() -> list[Seen]:
@@ -86,7 +103,7 @@ def _row(seen: Seen) -> dict:
         "accuracy": status.best_accuracy if status.best_accuracy is not None else status.val_accuracy,
         "seconds": status.seconds or None,
         "images/s": status.images_per_second or None,
-        "started": pandas.Timestamp(status.started, unit="s", tz="UTC") if status.started else None,
+        "started": pandas.to_datetime(status.started or None, unit="s", utc=True, errors="coerce"),
     }
 
 
@@ -107,7 +124,7 @@ def _compare(chosen: list[Seen]) -> None:
         "Over", ["step", "seconds", "epoch"], default="step", required=True, key="compare_over",
         persist_state="session",
     )  # fmt: skip
-    draw_curves({each.name: watch_of(str(each.run.root)).read() for each in chosen}, over, key="compare")
+    draw_curves({each.name: columns_of(each.run) for each in chosen}, over, key="compare")
     times = [f"{each.name} {duration(each.status.seconds)}" for each in chosen if each.status.seconds]
     if times:
         st.caption(plain(f"Time in training steps: {', '.join(times)}."))

@@ -8,9 +8,11 @@ from train.runs import Run, RunError
 from train.seat import who_works
 from train.state import find_run, find_runs
 from vit.files import runs_folder
+from vit.page.view import plain
 
 EXAMPLE = Run(Path(__file__).parents[2] / "assets" / "example")  # what the demo once did, for the first visit
 _KEY, _PARAM = "chosen_run", "run"
+_LONGEST_NAME = 64
 
 
 def chosen_run() -> Run:
@@ -20,8 +22,8 @@ def chosen_run() -> Run:
     if name:
         try:
             run = find_run(name)
-        except RunError as error:
-            _say_once(name, str(error))
+        except RunError:
+            _say_once(name)
     run = run or _otherwise()
     choose(run)
     return run
@@ -29,12 +31,21 @@ def chosen_run() -> Run:
 
 def choose(run: Run | None) -> None:
     """Show this run from now on; None: whichever is at hand."""
-    name = "" if run in (None, EXAMPLE) else run.root.name
+    name = _name(run)
     st.session_state[_KEY] = name
     if name and st.query_params.get(_PARAM) != name:
         st.query_params[_PARAM] = name
     elif not name and _PARAM in st.query_params:
         del st.query_params[_PARAM]
+
+
+def is_chosen(run: Run) -> bool:
+    """Whether it is still the one to show: a button of a fragment may have chosen another."""
+    return st.session_state.get(_KEY) == _name(run)
+
+
+def _name(run: Run | None) -> str:
+    return "" if run in (None, EXAMPLE) else run.root.name
 
 
 def _otherwise() -> Run:
@@ -43,7 +54,8 @@ def _otherwise() -> Run:
     return next((run for run in runs if run.root.name == at_work), runs[0] if runs else EXAMPLE)
 
 
-def _say_once(name: str, why: str) -> None:
+def _say_once(name: str) -> None:
     if st.session_state.get("missed_run") != name:
         st.session_state["missed_run"] = name
-        st.toast(f"{why[:1].upper()}{why[1:]}. Another one is shown.", icon=":material/link_off:")
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        st.toast(plain(f"There is no run {shown} here. Another one is shown."), icon=":material/link_off:")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import streamlit as st
 
+from train.page.asking import accent
 from train.page.visitor import visitor
 from train.rights import may_all
 from vit.datasets import DataError, find_data, load_pictures
@@ -41,16 +42,18 @@ def offer_download() -> None:
     job = _jobs().get("job")
     if job is None or (job.finished and not job.problem):
         st.caption("CIFAR-10 is not on this machine yet: 143 MB, fetched once and checked.")
-        if st.button("Download CIFAR-10", icon=":material/download:", type="primary"):
+        if st.button(accent("Download CIFAR-10"), icon=":material/download:", width="stretch"):
             _begin()
             st.rerun()
         return
 
-    @st.fragment(run_every=None if job.finished else 1.0)
+    was_finished = job.finished
+
+    @st.fragment(run_every=None if was_finished else 1.0)
     def watch() -> None:
         if job.finished:
-            if not job.problem:
-                st.rerun()
+            if not was_finished:
+                st.rerun()  # to look no more, and because the form may go on
             tell(st.warning, job.problem)
             if st.button("Try again"):
                 _begin()
@@ -67,6 +70,10 @@ def offer_download() -> None:
 
 
 def _begin() -> None:
+    """Unless another session was quicker."""
+    job = _jobs().get("job")
+    if job and not job.finished:
+        return
     job = _jobs()["job"] = _Job()
     threading.Thread(target=_fetch, args=(job,), name="download of CIFAR-10", daemon=True).start()
 

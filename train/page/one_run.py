@@ -3,18 +3,17 @@
 Everything is read from the run's folder, only what is new, each second while a trainer is at work on it.
 """
 
-from collections.abc import Callable
-
 import streamlit as st
 
 from train import launch
-from train.page.chosen import EXAMPLE, choose
+from train.page.asking import ask_button, do_button, may_stop, show_refusal, still_asking
+from train.page.chosen import EXAMPLE, choose, is_chosen
 from train.page.curves import draw_curves
 from train.page.film import load_film, show_film
-from train.page.reading import watch_of
+from train.page.reading import columns_of
 from train.page.results import show_results
 from train.page.visitor import visitor
-from train.rights import may_all, require_stop
+from train.rights import Visitor, may_all
 from train.runs import Run, RunError
 from train.state import Seen, config_of, look
 from train.watch import log_tail
@@ -33,7 +32,7 @@ ICONS = {
     "stopped": ":material/stop:", "finished": ":material/check:", "failed": ":material/error:",
     "vanished": ":material/question_mark:",
 }  # fmt: skip
-_SURE_KEY, _PROBLEM_KEY = "sure_of", "train_problem"
+_PLACE = "watched"
 
 
 def show_run(run: Run) -> None:
@@ -46,6 +45,8 @@ def show_run(run: Run) -> None:
 
     @st.fragment(run_every=REFRESH_SECONDS if was_active else None)
     def watch() -> None:
+        if not is_chosen(run):
+            st.rerun()
         try:
             seen = look(run)
         except RunError as error:
@@ -56,16 +57,23 @@ def show_run(run: Run) -> None:
         _header(seen)
         if run != EXAMPLE:
             _actions(seen)
-        draw_curves({seen.name: watch_of(str(run.root)).read()}, key="curves")
+        columns = columns_of(run)
+        draw_curves({seen.name: columns}, key="curves")
         _attention(run)
         _log(run)
+        if columns.behind and not was_active:
+            st.rerun()  # nothing else would read on
+
+    @st.fragment(run_every=RESULTS_SECONDS if was_active else None)
+    def results() -> None:
+        if _is_there(run):
+            show_results(run, is_over=not was_active)
 
     watch()
     if run == EXAMPLE:
         _about_example()
     else:
-        every = RESULTS_SECONDS if was_active else None
-        st.fragment(show_results, run_every=every)(run, is_over=not was_active)
+        results()
 
 
 def _header(seen: Seen) -> None:
@@ -73,18 +81,26 @@ def _header(seen: Seen) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(name, anchor=False, width="content")
         st.badge(seen.word, color=COLOURS[seen.word], icon=ICONS[seen.word])
-    status = seen.status
+    st.progress(min(1.0, max(0.0, seen.status.progress)), text=plain(_numbers(seen)))
+    if seen.run == EXAMPLE:
+        return
     reason = f"{seen.reason[:1].upper()}{seen.reason[1:]}. " if seen.reason else ""
-    st.progress(min(1.0, max(0.0, status.progress)), text=_numbers(seen))
-    if seen.run != EXAMPLE:
-        st.caption(plain(f"{reason}Next: {seen.next}."))
+    text = f"{reason}Next: {seen.next}."
+    if seen.word == "failed":
+        tell(st.error, text)
+    elif seen.word == "vanished" or seen.is_silent:
+        tell(st.warning, text)
+    else:
+        st.caption(plain(text))
 
 
 def _numbers(seen: Seen) -> str:
     """How far it is, how fast, how long still, in one line."""
     status, config = seen.status, config_of(seen.run).get("config", {})
+    if not status.step:
+        return "no step yet"
     steps = f"step {status.step:,}"
-    if status.progress and config.get("epochs"):
+    if config.get("epochs") and 1e-6 < status.progress <= 1:
         steps += f" of {round(status.step / status.progress):,}"
     parts = [steps, f"epoch {status.epoch:.2f}"]
     if status.images_per_second:
@@ -92,11 +108,11 @@ def _numbers(seen: Seen) -> str:
     if seen.word == "running" and status.seconds_left is not None:
         parts.append(f"{duration(status.seconds_left)} left")
     elif status.seconds:
-        parts.append(f"{duration(status.seconds)} in steps")
+        parts.append(f"{duration(status.seconds)} of training")
     if status.val_accuracy is not None:
         parts.append(f"{100 * status.val_accuracy:.1f} % of held-out pictures right")
     if seen.is_active and status.memory_bytes:
-        parts.append(f"{megabytes(status.memory_bytes)} of memory on {status.device}")
+        parts.append(f"{megabytes(status.memory_bytes)} of memory on {status.device.upper()}")
     return " · ".join(parts)
 
 
@@ -104,84 +120,42 @@ def _numbers(seen: Seen) -> str:
 
 
 def _actions(seen: Seen) -> None:
-    run, who = seen.run, visitor()
-    free = may_all(who)
-    if problem := st.session_state.pop(_PROBLEM_KEY, ""):
-        tell(st.error, f"{problem[:1].upper()}{problem[1:]}. Nothing else is affected.")
-    if sure := st.session_state.get(_SURE_KEY):
-        if sure[0] == run.name:
-            _ask_once(run, sure[1])
-            return
-        del st.session_state[_SURE_KEY]
-    with st.container(horizontal=True):
-        if seen.word == "running" and free:
-            _button("Pause", "pause", launch.pause, run, disabled=bool(seen.wish))
-        if seen.word == "paused" and free:
-            _button("Resume", "play_arrow", launch.resume, run, disabled=bool(seen.wish))
-        if seen.is_active and _may_stop(run):
-            st.button(
-                "Stop",
-                icon=":material/stop:",
-                on_click=_sure,
-                args=(run, "stop"),
-                disabled=seen.wish == "stop",
-            )
-            if seen.is_silent:
-                _button("End its process", "dangerous", launch.kill, run)
-        if seen.is_active or not free:
-            return
-        if seen.word != "finished" and run.is_begun:
-            _button("Resume", "play_arrow", launch.resume, run, type="primary")
-        if _button("Start again", "replay", _again, run, help="A new run with the same settings."):
-            st.rerun()
-        st.button("Delete", icon=":material/delete:", on_click=_sure, args=(run, "delete"))
+    run, free = seen.run, may_all(visitor())
+    can = _what_it_asks(seen, free)
+    if not still_asking(run, _PLACE, can):
+        with st.container(horizontal=True):
+            if seen.word == "running" and free and not seen.is_silent:
+                do_button("Pause", "pause", launch.pause, run, _PLACE, disabled=bool(seen.wish))
+            if seen.word == "paused" and free and not seen.is_silent:
+                do_button("Resume", "play_arrow", launch.resume, run, _PLACE, disabled=bool(seen.wish))
+            if seen.is_active and may_stop(run):
+                ask_button("Stop", "stop", run, _PLACE, disabled="stop" not in can)
+            if "end" in can:
+                ask_button("End its process", "end", run, _PLACE)
+            if not seen.is_active and free:
+                _when_over(seen)
+    show_refusal(run, _PLACE)
 
 
-def _ask_once(run: Run, what: str) -> None:
-    text, yes, act = {
-        "stop": ("It keeps a checkpoint, and can be resumed.", f"Stop {run.name}", launch.stop),
-        "delete": ("Its checkpoints, curves and film go with it, for good.", f"Delete {run.name}", _delete),
-    }[what]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(text, width="content")
-        if _button(yes, what, act, run, type="primary"):
-            st.rerun()
-        st.button("Keep it", on_click=_sure, args=(run, ""))
+def _what_it_asks(seen: Seen, free: bool) -> set[str]:
+    """What may be asked for that asks once whether it is meant."""
+    if not seen.is_active:
+        return {"delete"} if free else set()
+    if not may_stop(seen.run):
+        return set()
+    return ({"stop"} if seen.wish != "stop" else set()) | ({"end"} if seen.is_silent else set())
 
 
-def _button(label: str, icon: str, act: Callable[..., object], run: Run, **options) -> bool:
-    return st.button(
-        label, icon=f":material/{icon}:", on_click=_do, args=(act, run), key=f"do_{icon}", **options
-    )
+def _when_over(seen: Seen) -> None:
+    run = seen.run
+    if seen.word != "finished" and run.is_begun:
+        do_button("Resume", "play_arrow", launch.resume, run, _PLACE, is_main=True)
+    do_button("Start again", "replay", _again, run, _PLACE, help="A new run with the same settings.")
+    ask_button("Delete", "delete", run, _PLACE)
 
 
-def _do(act: Callable[..., object], run: Run) -> None:
-    st.session_state.pop(_SURE_KEY, None)
-    try:
-        act(run, visitor=visitor())
-    except (RunError, OSError) as error:
-        st.session_state[_PROBLEM_KEY] = str(error)
-
-
-def _sure(run: Run, what: str) -> None:
-    st.session_state[_SURE_KEY] = (run.name, what) if what else None
-
-
-def _again(run: Run, visitor) -> None:
+def _again(run: Run, visitor: Visitor) -> None:
     choose(launch.again(run, visitor=visitor))
-
-
-def _delete(run: Run, visitor) -> None:
-    launch.delete(run, visitor=visitor)
-    choose(None)
-
-
-def _may_stop(run: Run) -> bool:
-    try:
-        require_stop(visitor(), run)
-    except RunError:
-        return False
-    return True
 
 
 # ---- what is read from its folder ----
@@ -193,13 +167,21 @@ def _attention(run: Run) -> None:
     if isinstance(film, str):
         st.caption(plain(film))
     else:
-        show_film([(run.name, film)], key="film")
+        show_film([(run.root.name, film)], key="film")
 
 
 def _log(run: Run) -> None:
     drawer = st.expander("Log", icon=":material/notes:", key="drawer_log", on_change="rerun")
     if drawer.open:
         drawer.code("\n".join(log_tail(run.root)) or "Nothing was said yet.", language=None, wrap_lines=True)
+
+
+def _is_there(run: Run) -> bool:
+    try:
+        look(run)
+    except RunError:
+        return False
+    return True
 
 
 def _gone(error: RunError) -> None:
@@ -214,10 +196,10 @@ def _gone(error: RunError) -> None:
 
 def _about_example() -> None:
     st.caption(
-        "This run made the bundled model for patterns, in under a minute on two CPU cores. Start one of your "
-        "own: it appears here at once, and can be looked into while it learns."
+        "The bundled model for patterns comes from a run like this one. Start one of your own: it appears "
+        "here at once, and can be looked into while it learns."
     )
-    if st.button("Look into its model", icon=":material/visibility:", on_click=_explore_example):
+    if st.button("Look into that model", icon=":material/visibility:", on_click=_explore_example):
         st.rerun()
 
 

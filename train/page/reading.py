@@ -4,9 +4,19 @@ from pathlib import Path
 
 import streamlit as st
 
-from train.watch import Watch
+from train.runs import Run
+from train.watch import Columns, Watch
+
+_CATCH_UP_SECONDS = 2.0  # for some 400,000 lines
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def watch_of(root: str) -> Watch:
+def _watch_of(root: str) -> Watch:
     return Watch(Path(root))
+
+
+def columns_of(run: Run) -> Columns:
+    """What its metrics say; a long history, when somebody first asks for it, takes a moment."""
+    watch = _watch_of(str(run.root))
+    columns = watch.read()
+    return watch.read(_CATCH_UP_SECONDS) if columns.behind else columns
