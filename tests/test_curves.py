@@ -253,7 +253,8 @@ def test_an_update_of_a_long_run_is_cheap(tmp_path, steps):
     short, long = cost(tmp_path / "short", 1000), cost(tmp_path / "long", steps)
     more_mb = long["peak_mb"] - short["peak_mb"]
     print(
-        f"\n{steps:,} steps: caught up in {len(long['reads'])} reads, the longest {max(long['reads']):.0f} ms; "
+        f"\n{steps:,} steps: caught up in {len(long['reads'])} reads, "
+        f"the longest {max(long['reads']):.0f} ms; "
         f"an update {min(long['updates']):.0f} to {max(long['updates']):.0f} ms (1,000 steps: "
         f"{min(short['updates']):.0f} ms); {more_mb:.0f} MB more"
     )

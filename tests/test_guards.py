@@ -435,6 +435,7 @@ def test_a_damaged_film_costs_the_film_alone(stopped):
 # --- two trainers -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # test_seat.py and test_launch.py hold the small cases
 def test_a_second_trainer_is_refused_and_the_first_unharmed(pictures, run, tmp_path, capsys):
     untouched = Run(tmp_path / "untouched")
     flags = as_flags(small(pictures, epochs=12.0))

@@ -170,10 +170,22 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(pictures, tmp_path
     assert differing(state_of(untouched), state_of(run)) == []
 
 
+OFTEN = pytest.mark.slow  # each is two runs: of the eight cases four stand for all
+
+
 @pytest.mark.parametrize(
-    "name", ["best.safetensors", "epoch-0002.safetensors", "last.safetensors", "resume.safetensors"]
+    ("name", "time_of_death"),
+    [
+        ("best.safetensors", "before"),
+        pytest.param("best.safetensors", "after", marks=OFTEN),
+        pytest.param("epoch-0002.safetensors", "before", marks=OFTEN),
+        ("epoch-0002.safetensors", "after"),
+        ("last.safetensors", "before"),
+        pytest.param("last.safetensors", "after", marks=OFTEN),
+        pytest.param("resume.safetensors", "before", marks=OFTEN),
+        ("resume.safetensors", "after"),
+    ],
 )
-@pytest.mark.parametrize("time_of_death", ["before", "after"])
 def test_a_run_killed_in_its_last_checkpoint_still_ends_with_its_last_weights(
     pictures, tmp_path, monkeypatch, name, time_of_death
 ):

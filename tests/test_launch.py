@@ -494,7 +494,7 @@ def test_a_trainer_ends_by_itself_when_its_folder_goes(pictures, runs, capsys):
 
 
 @posix
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_starts_and_stops_leave_nothing(pictures, runs, times):
     pids, threads = [], threading.active_count()
     for number in range(times):

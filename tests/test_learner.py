@@ -376,10 +376,14 @@ def test_the_machine_says_what_auto_came_to():
     assert (found.dtype, found.kind, found.torch) == (torch.float32, "cpu", torch.__version__)
     assert Machine.here(TINY).precision in ("float32", "bfloat16")
     assert Machine.here(replace(TINY, precision="bfloat16")).dtype == torch.bfloat16
-    assert Machine.here(replace(TINY, compile="on")).compiled
     for device, told in (("quantum", "is not a device"), ("meta", "is not on this machine")):
         with pytest.raises(ValueError, match=told):
             Machine.here(replace(TINY, device=device))
+
+
+@pytest.mark.slow
+def test_the_machine_compiles_where_it_can():
+    assert Machine.here(replace(TINY, compile="on")).compiled
 
 
 def test_channel_figures_are_those_of_numpy():

@@ -312,7 +312,8 @@ def test_a_save_that_fails_half_way_leaves_the_last(run, monkeypatch):
 
 
 def test_a_second_holder_is_refused_and_a_killed_one_holds_nothing(run):
-    code = "import sys, time; from pathlib import Path; from train.runs import *; from train.desk import *; from train.seat import *\n"
+    code = "import sys, time; from pathlib import Path\n"
+    code += "from train.runs import *; from train.desk import *; from train.seat import *\n"
     code += "run = Run(Path(sys.argv[1])); lock = hold(run); desk = Desk(run); time.sleep(60)"
     first = subprocess.Popen([sys.executable, "-c", code, str(run.root)], cwd=ROOT)
     try:

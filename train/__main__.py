@@ -22,8 +22,9 @@ from train import launch
 from train.config import EXPECTED, PRESETS, TrainConfig, preset
 from train.desk import require_new
 from train.runs import Run, RunError, last_status, read_config, write_json
+from train.runs_command import add_run_commands
 from train.seat import at_work
-from train.state import find_run, find_runs, look
+from train.state import look
 from vit.arguments import Parser
 from vit.download import DataError
 from vit.files import runs_folder
@@ -79,18 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     estimated.add_argument("--json", action="store_true", help="one JSON object")
     _add_settings(estimated)
 
-    listed = command("list", "All runs under the runs folder, and what each is doing.", _list, "list")
-    listed.add_argument("--json", action="store_true", help="one JSON object a line")
-    for name, what in (
-        ("pause", "Let a run wait after its step; it keeps its memory, and a checkpoint."),
-        ("resume", "Let a paused run go on, or go on with one that ended early, in the background."),
-        ("stop", "End a run after its step; it keeps a checkpoint."),
-        ("delete", "Delete a run that is not at work, with its checkpoints."),
-    ):
-        added = command(name, what, _act, f"{name} demo-1", f"{name} runs/demo-1")
-        added.add_argument("run", metavar="RUN", help="a run's name as `list` shows it, or its folder")
-        if name == "stop":
-            added.add_argument("--kill", action="store_true", help="end its process at once, if it hangs")
+    add_run_commands(command)
 
     report = command("report", "Write one HTML page about a run.", _report, "report runs/quick")
     report.add_argument("run", metavar="RUN", type=Path)
@@ -182,8 +172,8 @@ def _work(run: Run, train: Callable[[], str]) -> int:
                 write_json(run.status_file, asdict(failed))
             raise
         finally:
-            if not was_there and {path.name for path in run.root.iterdir()} == {run.lock_file.name}:
-                shutil.rmtree(run.root)  # nothing began there
+            if not was_there and [path.name for path in run.root.glob("*")] == [run.lock_file.name]:
+                shutil.rmtree(run.root, ignore_errors=True)  # nothing began there
 
 
 def _code(state: str) -> int:
@@ -235,55 +225,6 @@ def _estimate(args: argparse.Namespace, _: list[str]) -> int:
     if found.problem:
         print(f"{args.prog}: {found.problem}", file=sys.stderr)
     return 0
-
-
-def _list(args: argparse.Namespace, _: list[str]) -> int:
-    seen = [look(run) for run in find_runs()]
-    if args.json:
-        for each in seen:
-            facts = {"name": each.name, "state": each.word, "reason": each.reason, "wish": each.wish}
-            _say(json.dumps(facts | {"status": asdict(each.status)}))
-        return 0
-    if not seen:
-        _say(f"There is no run under {runs_folder()} yet. Start one: python -m train run --preset demo")
-    width = max((len(each.name) for each in seen), default=0)
-    for each in seen:
-        status = each.status
-        judged = f"{status.val_accuracy:6.1%}" if status.val_accuracy is not None else " " * 6
-        line = f"{each.name:{width}}  {each.word:8}  {status.progress:4.0%}  step {status.step:>7,}  {judged}"
-        _say(f"{line}  {each.reason or each.next}")
-    return 0
-
-
-def _act(args: argparse.Namespace, _: list[str]) -> int:
-    run = _named(args.run)
-    if args.command == "stop" and args.kill:
-        launch.kill(run)
-        _say(f"The process of {run.name} was ended.")
-        return 0
-    {"pause": launch.pause, "resume": launch.resume, "stop": launch.stop, "delete": launch.delete}[
-        args.command
-    ](run)
-    if args.command == "delete":
-        _say(f"{run.name} is deleted.")
-        return 0
-    seen = look(run)
-    _say(f"{run.name}: {seen.word}" + (f", {seen.reason}" if seen.reason else ""))
-    return 0
-
-
-def _named(text: str) -> Run:
-    """A run by its name, or by its folder."""
-    path = Path(text)
-    if path.name == text:
-        try:
-            return find_run(text)
-        except RunError:
-            if not path.is_dir():
-                raise
-    run = Run(path)
-    look(run)
-    return run
 
 
 def _say(line: str) -> None:
