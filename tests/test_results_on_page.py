@@ -444,7 +444,7 @@ def test_while_it_goes_on_neither_a_torn_status_nor_a_lacking_best_is_in_the_way
     assert "opened once, when the run is over" in words_of(app)
     assert "named rightly" not in words_of(app)
     run.checkpoint("best").unlink()
-    assert "No weights are chosen as best yet" in words_of(opened(run, is_over=False))
+    assert "The best weights come with the first evaluation" in words_of(opened(run, is_over=False))
 
 
 def test_it_can_be_stopped_and_tried_again(run, monkeypatch):

@@ -80,9 +80,9 @@ def told(run: Run) -> tuple[str, str, str, str]:
         ("waiting", "waiting", "opening its pictures and its model", "it starts by itself"),
         ("starting", "waiting", "opening its pictures and its model", "it starts by itself"),
         ("running", "running", "", "watch it, pause or stop it"),
-        ("pausing", "running", "pausing after this step", "watch it, pause or stop it"),
+        ("pausing", "running", "pausing after this step", "it takes a moment"),
         ("stopping", "running", "stopping: it ends its step and keeps a checkpoint",
-         "watch it, pause or stop it"),
+         "it takes a moment"),
     ],
 )  # fmt: skip
 def test_a_run_that_somebody_works_on(run, name, word, reason, after):

@@ -92,6 +92,8 @@ def test_a_run_outlives_the_page_and_the_server(browser, tmp_path, kind):
             press(page, "Stop demo-1")
             in_state(page, "stopped", 30)
             assert until(lambda: not alive(pid), 20)
+            page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
+            page.wait_for_timeout(1500)  # what was drawn while it ran is drawn anew once it has stopped
             page.get_by_role("button", name=re.compile("^Look into")).first.click()
             page.locator(".gallery button").first.wait_for(timeout=30_000)  # of the Explore tab alone
             settled(page)

@@ -221,7 +221,8 @@ def test_the_model_of_the_example_can_be_looked_into():
 
 OVER = {"Start again": True, "Delete": True}
 AGAIN = {"Resume": True, **OVER}
-SPEED = {"images_per_second": 888.0, "val_accuracy": 0.8134, "best_accuracy": 0.8134}
+SPEED = {"images_per_second": 888.0, "val_accuracy": 0.8134, "best_accuracy": 0.8134, "device": "*cpu*",
+         "memory_bytes": 1_202_200_576}  # fmt: skip
 FRESH = 1e6  # a heartbeat that is never silent while a test lasts
 
 
@@ -290,8 +291,9 @@ def test_a_state_has_a_word_a_reason_a_next_step_and_its_buttons(runs, stack, ki
     assert len(app.warning) == (kind in ("vanished", "silent"))
     assert f"Results, is_over={word not in ('waiting', 'running', 'paused')}" in words_of(app)
     if kind == "running":
-        assert numbers(app).startswith(
-            "step 88 of 176 · epoch 0.25 · 888 images/s · 1 min 10 s left · 81.3 %"
+        assert numbers(app) == (
+            "step 88 of 176 · epoch 0.25 · 888 images/s · 1 min 10 s left · "
+            "81.3\u00a0% of held-out pictures right · 1.2 GB of memory on *CPU*"
         )
 
 
@@ -325,8 +327,8 @@ def test_what_loses_something_asks_once(runs, stack, asked, kind, first, sure, c
     app = opened()
     before = buttons(app)
     app = press(app, first)
-    assert buttons(app) == {sure: True, "Keep it": True}
-    app = press(app, "Keep it")
+    assert buttons(app) == {sure: True, "Leave it as it is": True}
+    app = press(app, "Leave it as it is")
     assert buttons(app) == before
     assert asked == []
     app = press(press(app, first), sure, "watched")
@@ -343,7 +345,7 @@ def test_a_question_falls_away_with_what_it_is_about(runs, stack, asked):
     run.stop_file.unlink()
     assert buttons(shown(app.run())) == {"Pause": True, "Stop": True}
 
-    app = press(press(app, "Stop", "watched"), "Keep it")
+    app = press(press(app, "Stop", "watched"), "Leave it as it is")
     app = press(app, "Stop", "watched")
     app.session_state["chosen_run"] = "other"
     assert buttons(shown(app.run())) == OVER
@@ -360,7 +362,7 @@ def test_a_click_redraws_what_it_concerns(runs, stack, started):
     stage(runs, "other", "finished")
     app = opened(run="demo-1")
     app = alone(app, "watch", button(app, "Delete").click())
-    assert buttons(app) == {"Delete demo-1": True, "Keep it": True}
+    assert buttons(app) == {"Delete demo-1": True, "Leave it as it is": True}
     app = alone(app, "watch", button(app, "Delete demo-1").click())  # the real launcher
     assert title(app) == "other"
     assert [row["run"] for row in app.dataframe[0].value.to_dict("records")] == ["other"]
@@ -517,7 +519,7 @@ def test_a_deleted_run_has_no_results(runs):
     run = stage(runs, "demo-1", "finished")
     app = opened()
     run.root.rename(run.root.with_name(".deleted"))
-    assert "Results" not in words_of(alone(app, "show_run.<locals>.results"))
+    assert "Results" not in words_of(alone(app, "show_outcome.<locals>.results"))
 
 
 def test_the_next_look_after_a_deletion_shows_another_run_and_says_so(runs):
@@ -698,7 +700,7 @@ def test_why_it_was_not_started_stays_until_something_else_is_asked_for(runs, mo
     app = press(opened(), "Start")
     for _ in range(2):
         (error,) = app.error
-        assert said(error.value) == "There is a run *x* already: choose another name. Nothing was started."
+        assert said(error.value) == "Nothing was started: there is a run *x* already: choose another name."
         app = shown(app.run())
     field(app, "new_name").set_value("y")
     assert not shown(app.run()).error
@@ -713,9 +715,9 @@ def test_who_is_at_work_can_be_stopped_from_the_form(runs, stack, asked):
     assert "demo-1 is at work, and one run at a time has the machine. Stop it, or" in words_of(app)
     assert buttons(opened(run="demo-1"), "at_work") == {}  # its own button is in sight
     app = press(app, "Stop demo-1", "at_work")
-    assert buttons(app, "at_work") == {"Stop demo-1": True, "Keep it": True}
+    assert buttons(app, "at_work") == {"Stop demo-1": True, "Leave it as it is": True}
     assert buttons(app) == OVER  # of the other run nothing is asked
-    app = press(app, "Keep it")
+    app = press(app, "Leave it as it is")
     assert asked == []
     press(press(app, "Stop demo-1"), "Stop demo-1")
     assert asked == [("stop", "demo-1", Visitor(WHO))]
@@ -730,7 +732,7 @@ def test_a_second_start_says_who_is_at_work(runs, stack):
     app = press(opened(), "Start")  # the real launcher
     (error,) = app.error
     assert "emo-1 is at work" in said(error.value)
-    assert said(error.value).endswith("Nothing was started.")
+    assert said(error.value).startswith("Nothing was started: ")
     assert [each.name for each in runs.iterdir() if not each.name.startswith(".")] == ["demo-1"]
 
 

@@ -168,8 +168,11 @@ def _work(run: Run, train: Callable[[], str]) -> int:
         except (RunError, DataError, ValueError, OSError) as error:
             now = last_status(run)
             if is_asked and now is not None and now.state == "waiting":
-                failed = replace(now, state="failed", reason=" ".join(str(error).split()))
-                write_json(run.status_file, asdict(failed))
+                state = "stopped" if run.stop_file.exists() else "failed"
+                write_json(
+                    run.status_file, asdict(replace(now, state=state, reason=" ".join(str(error).split())))
+                )
+                run.stop_file.unlink(missing_ok=True)
             raise
         finally:
             if not was_there and [path.name for path in run.root.glob("*")] == [run.lock_file.name]:

@@ -39,7 +39,7 @@ from vit.words import duration
 
 LONGEST_SECONDS = 60.0  # that measuring may take
 BATCH = 16
-TOO_LONG = "measuring takes too long on this machine"
+TOO_LONG = "measuring takes too long on this machine as busy as it is; a run can be started all the same"
 _SMALLER = "a smaller embed_dim, mlp_dim or num_layers needs less"
 _NICENESS = 10  # as a trainer that the page starts
 _TIMED_SECONDS, _FEWEST, _MOST = 0.6, 3, 20  # of each kind of step

@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout  # torch brings it
 
 import train
 from train.config import PRESETS, TrainConfig, as_flags
+from train.needs import count_pictures
 from train.rights import Visitor, limited, may_all, require_all, require_start, require_stop, visitor_of
 from train.runs import ACTIVE, Run, RunError, Status, last_status, read_config, write_json
 from train.seat import is_held, someone_works, who_works
@@ -58,6 +59,8 @@ def start(config: TrainConfig, preset_name: str, *, name: str = "", visitor: Vis
         words = as_flags(config, preset_name, _kind(config))
     except ValueError as error:
         raise RunError(str(error)) from error
+    if config.data == "cifar10" and not count_pictures(config).is_here:
+        raise RunError("CIFAR-10 is not on this machine: `python -m vit data --split all` fetches it")
     folder = runs_folder().resolve()
     with _alone(folder):
         if not may_all(visitor):

@@ -40,6 +40,7 @@ from train.runs import (
     append_metrics,
     cut_metrics,
     is_full_disk,
+    last_status,
     read_config,
     read_metrics,
     write_json,
@@ -92,8 +93,8 @@ def start(
         require_new(run)
     if Path(config.data).is_dir() and run.root.resolve().is_relative_to(Path(config.data).resolve()):
         raise RunError(f"{run.root} lies inside the pictures of {config.data}: choose another --out")
-    with Bar() as progress:  # before anything is written: most mistakes are made here
-        load_pictures(config.data, "train", progress=progress if workers.is_first else None)
+    with Bar() as bar:  # before anything is written: most mistakes are made here
+        load_pictures(config.data, "train", progress=_opening(run, bar) if workers.is_first else None)
     told = {"preset_name": preset_name, "command": command, "is_at_work": is_at_work}
     return _work(run, config, workers, began, **told, say=say)
 
@@ -139,6 +140,26 @@ def _work(run, config, workers, began, *, preset_name, command, say, is_at_work,
             return session(desk, tell).go(kept)
     finally:
         workers.end()
+
+
+def _opening(run: Run, bar: Bar) -> Callable[[int, int, str], None]:
+    """Tells those who watch how far the pictures are, and follows their wish to stop."""
+    shown = time.monotonic()
+
+    def progress(done: int, total: int, what: str) -> None:
+        nonlocal shown
+        bar(done, total, what)
+        if time.monotonic() - shown < 0.5:
+            return
+        shown, status = time.monotonic(), last_status(run)
+        if status is None or status.state != "waiting":
+            return  # nobody asked for it through the page
+        if run.stop_file.exists():
+            raise RunError("stopped as asked, before it began")
+        far = f"{done / total:.0%}" if total else f"{done:,}"
+        write_json(run.status_file, asdict(replace(status, heartbeat=time.time(), reason=f"{what}: {far}")))
+
+    return progress
 
 
 class _Session:
@@ -435,7 +456,9 @@ class _Session:
             "loss": round(loss, 6), "lr": lr, "images_per_second": round(images_per_second, 2),
         }  # fmt: skip
         if evaluate and len(self.held):
+            self.desk.tell(reason="classifying the held-out pictures")
             self.val_accuracy, val_loss = learner.evaluate(self.held_images, self.held_labels)
+            self.desk.tell(reason="")
             line |= {"val_accuracy": self.val_accuracy, "val_loss": round(val_loss, 6)}
             if self.best is None or self.val_accuracy > self.best[0]:
                 self.best = (self.val_accuracy, self.step)

@@ -143,17 +143,17 @@ def _active(run: Run, status: Status, is_silent: bool, silent_seconds: float) ->
         wish = "resume"
     elif word != "paused" and (status.state == "pausing" or run.pause_file.exists()):
         wish = "pause"
-    reason = status.reason
+    reason = status.reason  # what takes long: opening, judging
     if is_silent:
         reason = f"its process is there, but has given no sign for {silent_seconds:,.0f} s"
     elif wish == "stop":
-        reason = "stopping: it ends its step and keeps a checkpoint"
+        reason = "stopping: " + (f"{reason} first" if reason else "it ends its step and keeps a checkpoint")
     elif wish == "pause":
         reason = "pausing after this step"
     elif wish == "resume":
         reason = "going on in a moment"
     elif word == "waiting":
-        reason = "opening its pictures and its model"
+        reason = reason or "opening its pictures and its model"
     return _seen(run, status, word, reason, wish, is_silent)
 
 
@@ -186,10 +186,12 @@ def _seen(
         "stopped": f"resume it, or {looking}" if can_resume else "start it again",
         "finished": looking,
         "failed": f"resume it, or {looking}" if can_resume else "start it again",
-        "vanished": "resume it: it goes on from its last checkpoint" if can_resume else "start it again",
+        "vanished": "resume it, to go on from its last checkpoint" if can_resume else "start it again",
     }[word]
     if is_silent:
         after = "wait, or end its process"
+    elif wish:
+        after = "it takes a moment"
     said = " ".join(reason.split()).rstrip(".")  # a trainer may fail in several lines
     return Seen(run, word, said, after, wish, status, is_silent)
 

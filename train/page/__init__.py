@@ -8,7 +8,7 @@ import streamlit as st
 from train.page.all_runs import all_runs
 from train.page.chosen import chosen_run
 from train.page.new_run import new_run
-from train.page.one_run import show_run
+from train.page.one_run import show_outcome, show_run
 from vit.page.drawers import about_model
 from vit.page.models import Loaded
 from vit.page.session import tell
@@ -18,12 +18,16 @@ def training(loaded: Loaded) -> None:
     """The whole tab."""
     if loaded.problem:
         tell(st.error, loaded.problem)
-    watched, made = st.columns([20, 7], gap="medium")
+    watched, made = st.columns([19, 8], gap="medium")
+    run = chosen_run()
     with watched:
-        show_run(chosen_run())
+        show_run(run)
+        results = st.container()
     with made:
         new_run()
     all_runs()
+    with results:  # last: the first time its pictures take seconds to open
+        show_outcome(run)
     about = st.expander(
         "How the model chosen above was trained",
         icon=":material/info:",

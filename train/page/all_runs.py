@@ -75,11 +75,11 @@ def _table(seen: list[Seen]) -> None:
 
 def _hint(seen: list[Seen], chosen: list[Seen], do_differ: bool) -> str:
     if len(seen) == 1:
-        return "Runs to come stand beside it, to be compared."
+        return "As soon as there are two runs, they can be compared here."
     if len(chosen) > _MOST_COMPARED:
         return f"The first {_MOST_COMPARED} of those ticked are compared."
     last = " The last columns are the settings in which these runs differ." if do_differ else ""
-    return f"Tick one run to show it above, two or more to compare them.{last}"
+    return f"Tick one run to have it shown above, two or more to compare them.{last}"
 
 
 def _all_seen() -> list[Seen]:

@@ -17,8 +17,8 @@ from train.page.chosen import choose
 from train.page.visitor import visitor
 from train.rights import Visitor, require_stop
 from train.runs import Run, RunError
-from vit.page.session import tell
-from vit.page.view import plain
+from vit.page.session import change_view, current_view, tell
+from vit.page.view import BUNDLED_MODEL, plain
 
 _SURE_KEY, _REFUSED_KEY = "sure_of", "refused"  # (place, run's name, what), (place, run's name, why)
 _QUESTIONS = {  # what is said, the verb of the button, its icon
@@ -72,7 +72,7 @@ def still_asking(run: Run, place: str, can: set[str]) -> bool:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(text, width="content")
         do_button(f"{verb} {run.root.name}", icon, act, run, place, is_main=True)
-        st.button("Keep it", key=f"{place}_keep", on_click=_ask, args=(run, None, place))
+        st.button("Leave it as it is", key=f"{place}_keep", on_click=_ask, args=(run, None, place))
     return True
 
 
@@ -109,3 +109,6 @@ def _do(act: Callable[..., object], run: Run, place: str) -> None:
 def _delete(run: Run, visitor: Visitor) -> None:
     launch.delete(run, visitor=visitor)
     choose(None)
+    if current_view().model.startswith(f"run:{run.root.name}/"):  # it went with the run
+        change_view(model=BUNDLED_MODEL)
+    st.toast(plain(f"{run.root.name} is deleted."), icon=":material/delete:")

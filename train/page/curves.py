@@ -199,7 +199,8 @@ def _spec(kind: _Kind, runs: Sequence[str], x: Axis) -> dict:
                 | ({"tickMinStep": over.least_step} if over.least_step else {}),
             },
             "y": value | {
-                "scale": {"domain": [0, 1], "padding": 4} if kind.is_share else {"zero": False, "nice": True},
+                "scale": {"padding": 8}
+                | ({"domain": [0, 1]} if kind.is_share else {"zero": False, "nice": True}),
                 "axis": {"title": None, "labelExpr": kind.mark, "tickCount": 4, "labelPadding": 6},
             },
             "color": color,

@@ -159,7 +159,8 @@ def draw_estimate(config: TrainConfig, preset_name: str) -> None:
         elif isinstance(found, str):
             tell(st.warning, f"{found[:1].upper()}{found[1:]}")
         else:
-            st.caption("  \n".join(plain(line) for line in estimate_lines(found)))
+            lines = [*estimate_lines(found), "measured now: other work on this machine slows it"]
+            st.caption("  \n".join(plain(line) for line in lines))
             if found.problem:
                 tell(st.error, f"{found.problem[:1].upper()}{found.problem[1:]}")
 

@@ -32,7 +32,7 @@ _DATA = {"cifar10": "CIFAR-10", "patterns": "Patterns", "folder": "A folder"}
 _NAMES = r"\b(" + "|".join(each.name for each in dataclasses.fields(TrainConfig) if "_" in each.name) + r")\b"
 _BEFORE_DRAWER = ("data", "epochs", "minutes", "")
 _REFRESH_SECONDS = 1.0
-_PLACE, _REFUSED_KEY = "at_work", "start_refused"
+_PLACE, _REFUSED_KEY, _STARTED_KEY = "at_work", "start_refused", "just_started"
 _LARGEST_WHOLE = 2**53 - 1  # that a browser can count to
 _GROUPS = {  # where a field of the settings stands; all others stand under the last
     "Length": ("fit_epochs", "stop_minutes", "stop_mb"),
@@ -51,6 +51,8 @@ def new_run() -> None:
     """The whole form. A fragment: what is typed here draws nothing else anew."""
     st.container(horizontal=True).subheader("New run", anchor=False)  # as high as that of the run watched
     about_public()
+    if st.session_state.pop(_STARTED_KEY, False):  # the next one has another name; this one is to be seen
+        st.session_state["new_name"], st.session_state["new_all"] = "", False
     free, title, is_open = may_all(visitor()), "", False
     names = list(PRESETS) if free else ["demo"]
     name = st.selectbox("Preset", names, index=names.index("demo"), key="new_preset", persist_state="session")
@@ -105,11 +107,11 @@ def _start(values: dict, preset_name: str, title: str) -> None:
         with st.spinner("Starting"):
             run = launch.start(TrainConfig(**values), preset_name, name=title.strip(), visitor=visitor())
     except (RunError, ValueError, OSError) as error:
-        text = " ".join(str(error).split()).rstrip(".")
-        why = f"{text[:1].upper()}{text[1:]}. Nothing was started."
+        why = f"Nothing was started: {' '.join(str(error).split()).rstrip('.')}."
         st.session_state[_REFUSED_KEY] = (values, preset_name, title), why
         return
     choose(run)
+    st.session_state[_STARTED_KEY] = True
     st.rerun()
 
 
@@ -138,7 +140,9 @@ def _about_the_one_at_work(name: str) -> None:
         return
     can_stop = may_stop(seen.run)
     way = "Stop it, or wait until it ends." if can_stop else "Wait until it ends."
-    st.caption(plain(f"{name} is at work, and one run at a time has the machine. {way}"))
+    doing = "paused" if seen.word == "paused" else "at work"
+    way = "Resume or stop it." if can_stop and seen.word == "paused" else way
+    st.caption(plain(f"{name} is {doing}, and one run at a time has the machine. {way}"))
     is_in_sight = is_chosen(seen.run)  # with a button of its own
     if can_stop and not is_in_sight and not still_asking(seen.run, _PLACE, {"stop"}):
         ask_button(f"Stop {name}", "stop", seen.run, _PLACE)
@@ -185,7 +189,7 @@ def _length(name: str, values: dict) -> dict:
         persist_state="session", label_visibility="collapsed",
     )  # fmt: skip
     length = number.number_input(
-        "Length", min_value=0.01, value=float(values[by] or 1), step=1.0 if by == "minutes" else 0.5,
+        "Length", min_value=0.01, value=float(values[by] or 1), step=1.0 if by == "minutes" else 0.1,
         format="%g", key=f"new_length_{name}_{by}", persist_state="session",
     )  # fmt: skip
     fit = values["fit_epochs"] and by == "minutes"

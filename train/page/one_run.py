@@ -64,16 +64,24 @@ def show_run(run: Run) -> None:
         if columns.behind and not was_active:
             st.rerun()  # nothing else would read on
 
-    @st.fragment(run_every=RESULTS_SECONDS if was_active else None)
-    def results() -> None:
-        if _is_there(run):
-            show_results(run, is_over=not was_active)
-
     watch()
+
+
+def show_outcome(run: Run) -> None:
+    """How good it is, below the rest."""
     if run == EXAMPLE:
         _about_example()
-    else:
-        results()
+        return
+    was_active = _is_active(run)
+    if was_active is None:
+        return
+
+    @st.fragment(run_every=RESULTS_SECONDS if was_active else None)
+    def results() -> None:
+        if _is_active(run) is not None:
+            show_results(run, is_over=not was_active)
+
+    results()
 
 
 def _header(seen: Seen) -> None:
@@ -81,7 +89,7 @@ def _header(seen: Seen) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(name, anchor=False, width="content")
         st.badge(seen.word, color=COLOURS[seen.word], icon=ICONS[seen.word])
-    st.progress(min(1.0, max(0.0, seen.status.progress)), text=plain(_numbers(seen)))
+    st.progress(min(1.0, max(0.0, seen.status.progress)), text=_numbers(seen))
     if seen.run == EXAMPLE:
         return
     reason = f"{seen.reason[:1].upper()}{seen.reason[1:]}. " if seen.reason else ""
@@ -110,9 +118,9 @@ def _numbers(seen: Seen) -> str:
     elif status.seconds:
         parts.append(f"{duration(status.seconds)} of training")
     if status.val_accuracy is not None:
-        parts.append(f"{100 * status.val_accuracy:.1f} % of held-out pictures right")
+        parts.append(f"{100 * status.val_accuracy:.1f}\u00a0% of held-out pictures right")
     if seen.is_active and status.memory_bytes:
-        parts.append(f"{megabytes(status.memory_bytes)} of memory on {status.device.upper()}")
+        parts.append(f"{megabytes(status.memory_bytes)} of memory on {plain(status.device.upper())}")
     return " · ".join(parts)
 
 
@@ -176,12 +184,12 @@ def _log(run: Run) -> None:
         drawer.code("\n".join(log_tail(run.root)) or "Nothing was said yet.", language=None, wrap_lines=True)
 
 
-def _is_there(run: Run) -> bool:
+def _is_active(run: Run) -> bool | None:
+    """Whether a trainer is at work on it; None once it is deleted."""
     try:
-        look(run)
+        return look(run).is_active
     except RunError:
-        return False
-    return True
+        return None
 
 
 def _gone(error: RunError) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import streamlit as st
 
 from train.page.result_pictures import show_cell, show_mistakes
+from train.page.visitor import visitor
 from train.report import (
     LARGEST_TABLE,
     in_order,
@@ -23,6 +24,7 @@ from train.report import (
     why_these_weights,
     write_report,
 )
+from train.rights import may_all, visitor_of
 from train.runs import Run, read_config, read_status
 from vit.datasets import DataError, Pictures, find_data
 from vit.evaluate import Metrics, check_match, measure
@@ -70,7 +72,7 @@ def look_into(run: Run, name: str) -> None:
 def _so_far(run: Run, names: list[str]) -> None:
     status = read_status(run)
     if "best" not in names:
-        st.markdown("No weights are chosen as best yet, for want of held-out pictures that were classified.")
+        st.markdown("The best weights come with the first evaluation.")
     elif status and status.best_accuracy is not None:
         step = "" if status.best_step is None else f", at step {status.best_step:,}"
         st.markdown(
@@ -98,7 +100,7 @@ def _measured(run: Run) -> bool:
         tell(show, f"{str(error).rstrip('.')}. The rest of the page still works.")
         return True
     if predictions is None:
-        _ask_to_measure(loaded, pictures, where)
+        _ask_to_measure(run, loaded, pictures, where)
         return False
     metrics = measure(predictions, loaded.checkpoint.class_names)
     low, high = metrics.interval
@@ -132,9 +134,13 @@ def _open_pictures(config: str, fingerprints: tuple[str, ...]) -> tuple[Pictures
     return pictures_to_measure(json.loads(config))
 
 
-def _ask_to_measure(loaded: Loaded, pictures: Pictures, where: str) -> None:
+def _ask_to_measure(run: Run, loaded: Loaded, pictures: Pictures, where: str) -> None:
     """The button, or the progress of what it started; as for the gallery's mistakes."""
     job = background.running(loaded, pictures)
+    who = visitor()
+    if job is None and not may_all(who) and visitor_of(run) != who.mark:
+        st.caption("Not measured yet. On this public page only who started a run can have it measured.")
+        return
     if job is None:
         st.caption(
             f"Not measured yet. {plain(loaded.path.name)} will name each of {len(pictures):,} pictures "

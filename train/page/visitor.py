@@ -34,10 +34,13 @@ def about_public() -> None:
     """What is closed on a public host, and the place for the token that opens it."""
     if not is_public():
         return
-    st.caption(
-        "This page is public: visitors may start the demo, one run at a time and five minutes at most, and "
-        "stop their own. All runs vanish when the host restarts."
-    )
+    if may_all(visitor()):
+        st.caption("This page is public; to you everything is open. All runs vanish when the host restarts.")
+    else:
+        st.caption(
+            "This page is public: visitors may start the demo, one run at a time and five minutes at most, "
+            "and stop their own. All runs vanish when the host restarts."
+        )
     row = st.container(horizontal=True)
     with row.popover("I have the host's token", icon=":material/key:"):
         given = st.text_input("Token", type="password", key=_TOKEN_KEY, persist_state="session")
