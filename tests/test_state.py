@@ -131,7 +131,7 @@ def test_without_its_lock_an_active_run_has_vanished_at_once(run, name):
     """Its heartbeat is fresh: the process was killed a moment ago."""
     tells(run, name)
     killed = "its process ended at step 40 without a word: killed, or the machine went down"
-    assert told(run) == ("vanished", killed, "resume it: it goes on from its last checkpoint", "")
+    assert told(run) == ("vanished", killed, "resume it, to go on from its last checkpoint", "")
     run.lock_file.touch()  # stale: nobody holds it
     assert look(run).word == "vanished"
     assert look(run).status.seconds_left is None
@@ -208,10 +208,14 @@ def test_who_opens_its_pictures_may_be_silent_for_longer(run):
 def test_of_another_machine_only_silence_tells(run):
     tells(run, "running", host="elsewhere")
     assert look(run).word == "running"
-    tells(run, "running", 60, host="elsewhere")
-    assert look(run).word == "vanished"
-    with held(run):  # this lock says nothing about over there
+    for wrong_clock_seconds in (60, -60):
+        tells(run, "running", wrong_clock_seconds, host="elsewhere")
+        assert look(run).word == "running"
+    for silent_seconds in (1000, -1000):
+        tells(run, "running", silent_seconds, host="elsewhere")
         assert look(run).word == "vanished"
+        with held(run):  # this lock says nothing about over there
+            assert look(run).word == "vanished"
 
 
 def test_a_clock_put_back_makes_nobody_vanish(run):
@@ -237,7 +241,7 @@ DAMAGED = [
 def test_a_damaged_status_is_told_and_breaks_nothing(run, text):
     run.status_file.write_text(text)
     damaged = "its status.json is missing or damaged, and no trainer is at work on it"
-    assert told(run) == ("vanished", damaged, "resume it: it goes on from its last checkpoint", "")
+    assert told(run) == ("vanished", damaged, "resume it, to go on from its last checkpoint", "")
     with held(run):
         assert look(run).word == "running"
         assert "its status cannot be read" in told(run)[1]

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -159,10 +160,14 @@ def _work(run: Run, train: Callable[[], str]) -> int:
     if os.environ.get("RANK", "0") != "0":  # of several processes the first alone holds the run
         return _code(train())
     with at_work(run):
-        asked = last_status(run)
-        is_asked = asked is not None and asked.state == "waiting"
-        if is_asked:
-            write_json(run.status_file, asdict(replace(asked, pid=os.getpid(), heartbeat=time.time())))
+        before = last_status(run)
+        is_asked = before is not None and before.state == "waiting"
+        for stale in (run.stop_file, run.pause_file):
+            if not is_asked:  # else they are meant for this process
+                stale.unlink(missing_ok=True)
+        if before is not None:  # whoever looks at the run learns now which process holds it
+            now = replace(before, state="waiting", reason="", pid=os.getpid(), host=socket.gethostname())
+            write_json(run.status_file, asdict(replace(now, heartbeat=time.time())))
         try:
             return _code(train())
         except (RunError, DataError, ValueError, OSError) as error:
@@ -173,6 +178,8 @@ def _work(run: Run, train: Callable[[], str]) -> int:
                     run.status_file, asdict(replace(now, state=state, reason=" ".join(str(error).split())))
                 )
                 run.stop_file.unlink(missing_ok=True)
+            elif before is not None and now is not None and now.state == "waiting":
+                write_json(run.status_file, asdict(before))  # it is as it was
             raise
         finally:
             if not was_there and [path.name for path in run.root.glob("*")] == [run.lock_file.name]:

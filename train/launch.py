@@ -36,9 +36,7 @@ from vit.files import folder_bytes, named_folder, runs_folder
 
 NICENESS = 10  # of trainers started here: who looks at the page goes first
 PUBLIC_FOLDER_MB = 200  # what the ended runs of visitors may hold together on a public host
-_STARTED_SECONDS = (
-    20.0  # until a new process holds its run's lock: a fraction of one, but for a loaded machine
-)
+_STARTED_SECONDS = 60.0  # until a new process holds its run's lock: one, but for a loaded machine
 _LEAVING_SECONDS = 5.0
 _TURN_SECONDS = 5.0  # that one who starts a run waits while another one does: then it is known which
 _STARTING, _DELETED = ".starting", ".deleted-"
@@ -67,7 +65,12 @@ def start(config: TrainConfig, preset_name: str, *, name: str = "", visitor: Vis
             _make_room(folder)
         run = _new_run(folder, preset_name, name)
         mark = visitor.mark if visitor and not may_all(visitor) else ""
-        write_json(run.launch_file, {"preset": preset_name, "config": asdict(config), "visitor": mark})
+        told = {"preset": preset_name, "config": asdict(config), "visitor": mark}
+        try:
+            write_json(run.launch_file, told)
+        except OSError:
+            shutil.rmtree(run.root, ignore_errors=True)  # else a folder is left that nobody sees
+            raise
         _launch(run, words, Status())
     return run
 
@@ -87,6 +90,7 @@ def resume(run: Run, *, visitor: Visitor | None = None) -> None:
         raise RunError(f"{run.name} ended before it began: start it again")
     run = Run(run.root.resolve())  # the trainer is started in another folder
     with _alone(_folder_of(run)):
+        look(run)  # it may have been deleted while others had their turn
         for asked in (run.stop_file, run.pause_file):
             asked.unlink(missing_ok=True)
         _launch(run, ["--resume"], seen.status)
@@ -132,6 +136,12 @@ def kill(run: Run, *, visitor: Visitor | None = None) -> None:
 def delete(run: Run, *, visitor: Visitor | None = None) -> None:
     """Delete a run that is not at work, with all that its folder holds."""
     require_all(visitor, "delete a run")
+    look(run)  # before anything is written
+    with _alone(_folder_of(Run(run.root.resolve())), or_beside=True):
+        _delete(run)
+
+
+def _delete(run: Run) -> None:
     seen = look(run)
     if seen.is_active:
         raise RunError(f"{run.name} is {seen.word}: stop it first")
@@ -199,7 +209,11 @@ def _launch(run: Run, words: list[str], before: Status) -> None:
         now = last_status(run)
         if now and now.pid and now.state in ACTIVE:  # it says which process it is once it holds the run
             return
+        if now and now.state == "waiting" and time.time() - now.heartbeat > 2:  # slow, but there
+            write_json(run.status_file, asdict(replace(now, heartbeat=time.time())))
         time.sleep(0.05)
+    if process.poll() is None:
+        raise RunError(f"{run.name} is slow to start: look at it again in a minute")
     seen = look(run)
     if process.poll() is not None and seen.status.state == "waiting" and not is_held(run.lock_file):
         reason = _last_said(run, said_before) or f"its process ended at once, with code {process.returncode}"
@@ -247,13 +261,13 @@ def _kind(config: TrainConfig) -> str:
 
 
 class _alone:
-    """Nobody else starts a run under this folder meanwhile, and none is at work. RunError otherwise.
+    """Nobody else starts or deletes a run in this folder meanwhile, and none is at work. RunError otherwise.
 
-    What the file system refuses inside is a RunError too.
+    `or_beside`: one may be at work. What the file system refuses inside is a RunError too.
     """
 
-    def __init__(self, folder: Path):
-        self.folder, self.lock = folder, FileLock(folder / _STARTING)
+    def __init__(self, folder: Path, or_beside: bool = False):
+        self.folder, self.lock, self.or_beside = folder, FileLock(folder / _STARTING), or_beside
 
     def __enter__(self):
         try:
@@ -263,7 +277,7 @@ class _alone:
             raise RunError("another run is just being started: look again in a moment") from error
         except OSError as error:
             raise self._refused(error) from error
-        if _is_taken(self.folder):
+        if not self.or_beside and _is_taken(self.folder):
             self.lock.release()
             raise RunError(someone_works(self.folder))
 

@@ -340,6 +340,7 @@ class _Session:
             learner, self.pictures, self.held, preset=self.preset_name, command=self.command
         )
         self.losses, self.window_steps = torch.zeros((), device=self.machine.device), 0
+        self.trains_since, self.seconds_before, self.paused_seconds = time.perf_counter(), self.seconds, 0.0
         if self.desk:
             self.desk.tell(state="running", device=self.machine.device)
             if self.step == 0:
@@ -403,8 +404,10 @@ class _Session:
             self._save_between()
             self.desk.tell(state="paused", images_per_second=0.0)
             self.say(f"Paused at step {self.step:,}")
+            since = time.perf_counter()
             while self.desk.pause_asked and not self.desk.stop_asked and not self._limit_reached():
                 time.sleep(0.1)
+            self.paused_seconds += time.perf_counter() - since
             self.desk.tell(state="running")
             clock.resume()
         stop = bool(self.desk and (self.desk.stop_asked or self._limit_reached()))
@@ -464,7 +467,7 @@ class _Session:
                 self.best = (self.val_accuracy, self.step)
                 self._keep("best")
         append_metrics(self.run, line)
-        left = self.seconds * (1 - after) / after
+        left = self._seconds_left(after)
         self._show(images_per_second=images_per_second, seconds_left=left)
         if self.board:
             for name in ("loss", "lr", "images_per_second", "val_accuracy", "val_loss"):
@@ -476,6 +479,15 @@ class _Session:
                 f"{after:4.0%}  step {self.step:,}, epoch {epoch:.2f}: loss {loss:.4f}{judged}, "
                 f"{images_per_second:,.0f} images/s, {in_words(left)} left"
             )
+
+    def _seconds_left(self, progress: float) -> float:
+        """By the clock: evaluations, checkpoints and films will take their share as they have so far."""
+        now, in_steps = time.perf_counter(), self.seconds - self.seconds_before
+        by_clock = now - self.trains_since - self.paused_seconds
+        left = self.seconds * (1 - progress) / progress * max(1.0, by_clock / in_steps if in_steps else 1.0)
+        if self.config.stop_minutes:
+            left = min(left, max(0.0, 60 * self.config.stop_minutes - (now - self.began)))
+        return left
 
     def _show(self, **changes) -> None:
         """Where the run has come to, in its status."""

@@ -99,8 +99,11 @@ def is_held(lock_file: Path) -> bool | None:
 
 def _is_held_alone(lock_file: Path) -> bool | None:
     """is_held where a lock cannot be shared: somebody else who asks holds it for a moment."""
-    if not lock_file.exists():
-        return False
+    try:
+        if not lock_file.exists():
+            return False
+    except OSError:  # in a folder that we may not look into
+        return None
     lock = FileLock(lock_file)
     try:
         lock.acquire(timeout=0.1, poll_interval=0.01)

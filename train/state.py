@@ -26,6 +26,7 @@ _WORDS: dict[str, Word] = {
     "stopping": "running", "paused": "paused", "stopped": "stopped", "finished": "finished",
     "failed": "failed",
 }  # fmt: skip
+_ELSEWHERE_SECONDS = 600.0  # another machine's clock may be wrong, and its locks cannot be seen
 _OPENING_SECONDS = 300.0  # a trainer gives no sign while it imports torch and makes or opens its pictures
 PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of a new run; no file system gives it another meaning
 _RESERVED = r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?|.*\."
@@ -56,7 +57,7 @@ class Seen:
 
 def look(run: Run) -> Seen:
     """What can be said of a run, also of a damaged one. RunError if the folder holds no run (any more)."""
-    if not (run.status_file.exists() or run.is_begun or run.launch_file.exists()):
+    if not any(map(_is_there, (run.status_file, run.config_file, run.launch_file))):
         raise RunError(f"there is no run {run.name} (any more)")
     status = last_status(run)
     if status is None:
@@ -65,11 +66,12 @@ def look(run: Run) -> Seen:
     if status.state in ACTIVE:
         is_here = status.host in ("", socket.gethostname())
         held = is_held(run.lock_file) if is_here else None
+        patience_seconds = VANISHED_SECONDS if is_here else _ELSEWHERE_SECONDS
         if status.state == "waiting" and not held and not status.pid and silent_seconds < VANISHED_SECONDS:
             held = True  # its process takes the lock in a moment, and then says which it is
         is_opening = status.state == "waiting" and held
         is_silent = silent_seconds > (_OPENING_SECONDS if is_opening else VANISHED_SECONDS)
-        if held is False or (held is None and is_silent):
+        if held is False or (held is None and abs(silent_seconds) > patience_seconds):
             return _seen(run, replace(status, seconds_left=None), "vanished", _why_vanished(run, status))
         return _active(run, status, is_silent, silent_seconds)
     word = _WORDS.get(status.state)
@@ -82,13 +84,13 @@ def look(run: Run) -> Seen:
 def find_runs(folder: Path | None = None) -> list[Run]:
     """The runs directly under the runs folder, newest first: those that began, and those asked for."""
     folder = runs_folder() if folder is None else folder
-    if not folder.is_dir():
-        return []
     found = {}
-    for path in folder.iterdir():
+    try:
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".") and _is_folder(path)]
+    except OSError:  # not there yet, or another user's
+        return []
+    for path in paths:
         run = Run(path)
-        if path.name.startswith(".") or not path.is_dir():
-            continue
         if began := _began(run):
             found[run] = began
     return sorted(found, key=lambda run: (-found[run], run.name))
@@ -177,8 +179,8 @@ def _why_vanished(run: Run, status: Status) -> str:
 def _seen(
     run: Run, status: Status, word: Word, reason: str, wish: Wish = "", is_silent: bool = False
 ) -> Seen:
-    can_resume = run.is_begun
-    looking = "look into its checkpoint" if run.checkpoint("last").exists() else "read its log"
+    can_resume = _is_there(run.config_file)
+    looking = "look into its checkpoint" if _is_there(run.checkpoint("last")) else "read its log"
     after = {
         "waiting": "it starts by itself",
         "running": "watch it, pause or stop it",
@@ -194,6 +196,21 @@ def _seen(
         after = "it takes a moment"
     said = " ".join(reason.split()).rstrip(".")  # a trainer may fail in several lines
     return Seen(run, word, said, after, wish, status, is_silent)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it is there for us: what we may not see is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _began(run: Run) -> float:

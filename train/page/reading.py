@@ -19,4 +19,6 @@ def columns_of(run: Run) -> Columns:
     """What its metrics say; a long history, when somebody first asks for it, takes a moment."""
     watch = _watch_of(str(run.root))
     columns = watch.read()
+    if columns.gone:  # those of a deleted run, whose name another one may have by now
+        return Columns()
     return watch.read(_CATCH_UP_SECONDS) if columns.behind else columns
