@@ -164,7 +164,7 @@ def test_a_killed_worker_ends_the_run_with_a_reason_and_one_process_goes_on(pict
         assert started.ended(25) == 1
     status = read_status(run)
     assert status.state == "failed"
-    assert status.reason.startswith(f"a worker was lost at step {status.step}; --resume goes on")
+    assert status.reason.startswith(f"a worker was lost at step {status.step}; resume to go on")
     assert (
         run.log_file.read_text().splitlines()[-1].endswith(f"Failed at step {status.step}: {status.reason}")
     )
