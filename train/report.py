@@ -38,6 +38,7 @@ from vit.files import write_whole
 from vit.model import VisualTransformer
 from vit.overlay import draw
 from vit.sources import find_source
+from vit.words import duration
 
 MISTAKES, RIGHT, PROBES = 16, 10, 6  # pictures of each kind
 LARGEST_TABLE = 40  # classes of a table of mix-ups that can still be read
@@ -159,7 +160,7 @@ def _facts_line(config: dict, status: dict, metrics: dict) -> str:
         if (value := _last(metrics, name)) is not None:
             facts.append(f"{value:,.1f}".removesuffix(".0") + f" {unit}")
     if (seconds := _last(metrics, "seconds")) is not None:
-        facts.append(_duration(seconds))
+        facts.append(duration(seconds))
     if isinstance(resolved.get("device"), str):
         facts.append(f"on {resolved['device']}")
     if isinstance(status.get("state"), str):
@@ -169,13 +170,6 @@ def _facts_line(config: dict, status: dict, metrics: dict) -> str:
 
 def _last(metrics: dict, name: str) -> float | None:
     return float(metrics[name][1][-1]) if name in metrics else None
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (rest if not hours else 0, "s")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
 def _unfinished(status: dict) -> str:
