@@ -57,6 +57,7 @@ from vit.progress import Bar
 MOST_ROLLBACKS = 3
 RATE_AFTER_ROLLBACK = 0.5
 EXPLODED = 4.0  # times the loss of guessing
+TELLING_SECONDS = 0.5  # from one word on how far the pictures are to the next
 
 
 class Failure(RuntimeError):
@@ -149,7 +150,7 @@ def _opening(run: Run, bar: Bar) -> Callable[[int, int, str], None]:
     def progress(done: int, total: int, what: str) -> None:
         nonlocal shown
         bar(done, total, what)
-        if time.monotonic() - shown < 0.5:
+        if time.monotonic() - shown < TELLING_SECONDS:
             return
         shown, status = time.monotonic(), last_status(run)
         if status is None or status.state != "waiting":
