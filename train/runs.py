@@ -183,9 +183,14 @@ def _metric(line: bytes) -> dict | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
+    return found if is_metrics_row(found) else None
+
+
+def is_metrics_row(found) -> bool:
+    """Whether it is an object of numbers that can be computed with, with a whole step."""
     if not isinstance(found, dict) or type(found.get("step")) is not int:
-        return None
-    return found if all(_is_number(value) for value in found.values()) else None
+        return False
+    return all(_is_number(value) for value in found.values())
 
 
 # ---- writing --------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from train.runs import is_metrics_row
+
 READ_SECONDS = 0.08  # of one read
 MOST_NAMES = 16
 LONGEST_LINE_BYTES = 64 * 1024
@@ -186,7 +188,7 @@ def _parsed(lines: list[bytes]) -> list[dict]:
             rows = None
     if rows is None or len(rows) != len(lines):
         rows = [_row(line) for line in lines]
-    return [row for row in rows if _is_row(row)]
+    return [row for row in rows if is_metrics_row(row)]
 
 
 def _row(line: bytes):
@@ -194,13 +196,6 @@ def _row(line: bytes):
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_row(row) -> bool:
-    """As in train.runs, which needs torch: numbers that can be computed with, and a whole step."""
-    if not isinstance(row, dict) or type(row.get("step")) is not int:
-        return False
-    return all(type(value) in (int, float) and abs(value) < 1e300 for value in row.values())
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, most: int = 800) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,7 @@ from train.page.chosen import choose
 from train.page.curves import draw_curves
 from train.page.film import load_film, show_film
 from train.page.reading import columns_of
-from train.runs import RunError
-from train.state import Seen, config_of, find_runs, look
+from train.state import Seen, config_of, look_at_all
 from vit.page.session import tell
 from vit.page.view import plain
 from vit.words import duration
@@ -22,15 +21,17 @@ _MOST_COMPARED = 6
 
 def all_runs() -> None:
     """The table, and below it what is compared; looked at again while a run is at work."""
-    was_active = any(each.is_active for each in _all_seen())
+    was_active = any(each.is_active for each in look_at_all())
 
     @st.fragment(run_every=_REFRESH_SECONDS if was_active else None)
     def table() -> None:
-        seen = _all_seen()
+        seen = look_at_all()
         if any(each.is_active for each in seen) != was_active:
             st.rerun()
         if seen:
-            _table(seen)
+            active = [each for each in seen if each.is_active]  # a resumed one may be an old one
+            rest = [each for each in seen if not each.is_active]
+            _table((active + rest)[:_MOST])
 
     table()
 
@@ -80,16 +81,6 @@ def _hint(seen: list[Seen], chosen: list[Seen], do_differ: bool) -> str:
         return f"The first {_MOST_COMPARED} of those ticked are compared."
     last = " The last columns are the settings in which these runs differ." if do_differ else ""
     return f"Tick one run to have it shown above, two or more to compare them.{last}"
-
-
-def _all_seen() -> list[Seen]:
-    found = []
-    for run in find_runs()[:_MOST]:
-        try:
-            found.append(look(run))
-        except RunError:  # deleted since it was listed
-            continue
-    return found
 
 
 def _row(seen: Seen) -> dict:
