@@ -23,6 +23,7 @@ from small_run import as_flags, small, until, write_pictures
 
 from train import launch, loop, state
 from train.__main__ import main
+from train.child import NICENESS
 from train.config import TrainConfig
 from train.launch import again, delete, kill, pause, resume, settings, start, stop
 from train.runs import Run, RunError, Status, last_status, read_config, read_metrics, write_json
@@ -39,7 +40,7 @@ KILLED_LAUNCHER = """
 import json, os, signal, sys
 from train import launch
 from train.config import TrainConfig
-launch._kind = lambda config: "cpu"  # to ask torch would only take time
+launch.device_kind = lambda device: "cpu"  # to ask torch would only take time
 run = launch.start(TrainConfig(**json.loads(sys.argv[1])), "demo")
 print(run.name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +91,7 @@ def stubbed(monkeypatch):
         return SimpleNamespace(pid=os.getpid(), returncode=3, poll=lambda: 3, wait=lambda: 3)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(launch, "_be_nice", lambda pid: None)
+    monkeypatch.setattr(launch, "be_nice", lambda pid: None)
     return asked
 
 
@@ -231,7 +232,7 @@ def test_a_start_returns_soon_and_says_who_works(story):
 
 @posix
 def test_the_trainer_is_nice_and_in_a_session_of_its_own(story):
-    assert story.priority == launch.NICENESS == 10
+    assert story.priority == NICENESS == 10
     assert story.session == story.pid != os.getsid(0)
 
 

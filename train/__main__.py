@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 
 from train import launch
+from train.child import device_kind
 from train.config import EXPECTED, PRESETS, TrainConfig, preset
 from train.desk import require_new
 from train.runs import Run, RunError, last_status, read_config, write_json
@@ -203,13 +204,10 @@ def _start(run: Run, name: str, config: TrainConfig, command: str) -> str:
 
 
 def _config(name: str, changes: dict) -> TrainConfig:
-    from vit.device import pick_device
-
-    asked = changes.get("device", "auto")
-    device = pick_device(None if asked == "auto" else asked).type
+    kind = device_kind(changes.get("device", "auto"))
     if changes.get("data", "cifar10") not in ("cifar10", "patterns", ""):
         changes = changes | {"data": str(Path(changes["data"]).expanduser().resolve())}  # from anywhere
-    return preset(name, device, **changes)
+    return preset(name, kind, **changes)
 
 
 def _detach(args: argparse.Namespace, preset_name: str, changes: dict) -> int:

@@ -21,6 +21,7 @@ from math import floor, log10
 from pathlib import Path
 
 import train
+from train.child import be_nice, device_kind
 from train.config import TrainConfig, as_flags
 from train.needs import (
     PictureCount,
@@ -41,7 +42,6 @@ LONGEST_SECONDS = 60.0  # that measuring may take
 BATCH = 16
 TOO_LONG = "measuring takes too long on this machine as busy as it is; a run can be started all the same"
 _SMALLER = "a smaller embed_dim, mlp_dim or num_layers needs less"
-_NICENESS = 10  # as a trainer that the page starts
 _TIMED_SECONDS, _FEWEST, _MOST = 0.6, 3, 20  # of each kind of step
 _OPENING_SECONDS = 5.0  # to load torch and open decoded pictures
 _SAVED_PER_SECOND = 200e6  # bytes copied, digested and written through to the disk
@@ -82,7 +82,7 @@ def problems(values: dict) -> dict[str, str]:
         return {field_of(str(error)): str(error)}
     found, kind = {}, None
     try:
-        kind = _kind(config)
+        kind = device_kind(config.device)
     except ValueError as error:
         found["device"] = str(error)
     try:
@@ -262,7 +262,7 @@ def ask(config: TrainConfig, preset_name: str, *, longest_seconds: float = LONGE
     if os.name == "nt":
         options["creationflags"] = subprocess.BELOW_NORMAL_PRIORITY_CLASS
     try:
-        words = as_flags(config, preset_name, _kind(config))
+        words = as_flags(config, preset_name, device_kind(config.device))
         # -P: a folder that somebody works in may hold a train.py of their own
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "train", "estimate", "--json", *words],
@@ -272,7 +272,7 @@ def ask(config: TrainConfig, preset_name: str, *, longest_seconds: float = LONGE
     except (OSError, ValueError) as error:
         return f"nothing could be measured: {' '.join(str(error).split())}"
     with process:
-        _be_nice(process.pid)
+        be_nice(process.pid)
         try:
             told, complaint = process.communicate(timeout=longest_seconds)
         except subprocess.TimeoutExpired:
@@ -287,22 +287,6 @@ def ask(config: TrainConfig, preset_name: str, *, longest_seconds: float = LONGE
         return f"measuring was ended by the system, most likely for lack of memory; {_SMALLER}"
     last = (complaint.strip().splitlines() or ["it gave no reason"])[-1]
     return re.sub(r"^python -m train(?: estimate)?: ", "", last)
-
-
-def _be_nice(pid: int) -> None:
-    if not hasattr(os, "setpriority"):
-        return
-    try:
-        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
-    except OSError as error:
-        print(f"The speed is measured at the usual priority: {error}", file=sys.stderr)
-
-
-def _kind(config: TrainConfig) -> str:
-    """ "cuda", "mps" or "cpu". ValueError for a device that is not here."""
-    from vit.device import pick_device
-
-    return pick_device(None if config.device == "auto" else config.device).type
 
 
 # ---- in words --------------------------------------------------------------------------------------------

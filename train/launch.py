@@ -26,6 +26,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout  # torch brings it
 
 import train
+from train.child import be_nice, device_kind
 from train.config import PRESETS, TrainConfig, as_flags
 from train.needs import count_pictures
 from train.rights import Visitor, limited, may_all, require_all, require_start, require_stop, visitor_of
@@ -34,7 +35,6 @@ from train.seat import is_held, someone_works, who_works
 from train.state import Seen, config_of, find_runs, look, look_at_all, require_plain
 from vit.files import folder_bytes, named_folder, runs_folder
 
-NICENESS = 10  # of trainers started here: who looks at the page goes first
 PUBLIC_FOLDER_MB = 200  # what the ended runs of visitors may hold together on a public host
 _STARTED_SECONDS = 60.0  # until a new process holds its run's lock: one, but for a loaded machine
 _LEAVING_SECONDS = 5.0
@@ -54,7 +54,7 @@ def start(config: TrainConfig, preset_name: str, *, name: str = "", visitor: Vis
     try:  # before anything is written
         if config.data not in ("cifar10", "patterns"):
             config = replace(config, data=str(named_folder(config.data, Path()).resolve()))
-        words = as_flags(config, preset_name, _kind(config))
+        words = as_flags(config, preset_name, device_kind(config.device))
     except ValueError as error:
         raise RunError(str(error)) from error
     if config.data == "cifar10" and not count_pictures(config).is_here:
@@ -200,8 +200,7 @@ def _launch(run: Run, words: list[str], before: Status) -> None:
     except (OSError, ValueError) as error:  # as of words that no command line can hold
         write_json(run.status_file, asdict(replace(told, state="failed", reason=f"no process: {error}")))
         raise RunError(f"the trainer cannot be started: {error}") from error
-    if hasattr(os, "setpriority"):
-        _be_nice(process.pid)
+    be_nice(process.pid)
     # A process that ended stays in the system's list until somebody has waited for it.
     threading.Thread(target=process.wait, name=f"waits for {run.name}", daemon=True).start()
     end = time.monotonic() + _STARTED_SECONDS
@@ -234,13 +233,6 @@ def _last_said(run: Run, offset: int) -> str:
     return line.removeprefix("python -m train run: ")
 
 
-def _be_nice(pid: int) -> None:
-    try:
-        os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
-    except OSError as error:
-        print(f"The trainer runs at the usual priority: {error}", file=sys.stderr)
-
-
 def _environment(run: Run) -> dict[str, str]:
     """Ours, with folders that mean the same from another place."""
     changed = {"PATCHLIGHT_RUNS": str(_folder_of(run))}
@@ -248,13 +240,6 @@ def _environment(run: Run) -> dict[str, str]:
         if named := os.environ.get(name):
             changed[name] = str(named_folder(named, Path()).resolve())
     return os.environ | changed
-
-
-def _kind(config: TrainConfig) -> str:
-    """ "cuda", "mps" or "cpu": what the trainer will find, since presets differ by it."""
-    from vit.device import pick_device
-
-    return pick_device(None if config.device == "auto" else config.device).type
 
 
 # ---- folders ----
