@@ -155,22 +155,7 @@ def _ask_to_measure(run: Run, loaded: Loaded, pictures: Pictures, where: str) ->
         )
         return
 
-    @st.fragment(run_every=1 if not job.finished else None)
-    def watch() -> None:
-        if job.finished:
-            if not job.error:
-                st.rerun()
-            tell(st.warning, job.error)
-            if st.button("Try again"):
-                background.start(loaded, pictures)
-                st.rerun()
-            return
-        text = f"Measuring: {job.done:,} of {job.total:,} pictures, {job.left}"
-        st.progress(job.done / job.total, text=text)
-        if st.button("Stop measuring"):
-            job.cancelled.set()
-
-    watch()
+    background.show(job, loaded, pictures, doing="Measuring", stop="Stop measuring")
 
 
 # ---- the tables

@@ -13,6 +13,7 @@ import streamlit as st
 from vit.datasets import Pictures
 from vit.evaluate import Cancelled, Predictions, cached_path, kept_predictions, predict
 from vit.page.models import Loaded
+from vit.page.session import tell
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -60,6 +61,27 @@ def running(loaded: Loaded, pictures: Pictures) -> Job | None:
     """
     job = _jobs().get((loaded.checkpoint.id, pictures.digest))
     return None if job and job.finished and not job.error else job
+
+
+def show(job: Job, loaded: Loaded, pictures: Pictures, doing: str, stop: str) -> None:
+    """How far it is, with time left and a button named `stop`; once it ended early, why, and a second try."""
+
+    @st.fragment(run_every=1 if not job.finished else None)
+    def watch() -> None:
+        if job.finished:
+            if not job.error:
+                st.rerun()
+            tell(st.warning, job.error)
+            if st.button("Try again"):
+                start(loaded, pictures)
+                st.rerun()
+            return
+        text = f"{doing}: {job.done:,} of {job.total:,} pictures, {job.left}"
+        st.progress(job.done / job.total, text=text)
+        if st.button(stop):
+            job.cancelled.set()
+
+    watch()
 
 
 def _work(job: Job, loaded: Loaded, pictures: Pictures) -> None:

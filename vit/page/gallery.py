@@ -157,23 +157,7 @@ def _how_to_get_the_data(data: str) -> None:
 def _compute_predictions(loaded: Loaded, pictures: Pictures) -> None:
     """Progress of the job that finds this model's mistakes; it starts when they are first asked for."""
     job = background.running(loaded, pictures) or background.start(loaded, pictures)
-
-    @st.fragment(run_every=1 if not job.finished else None)
-    def watch() -> None:
-        if job.finished:
-            if not job.error:
-                st.rerun()
-            tell(st.warning, job.error)
-            if st.button("Try again"):
-                background.start(loaded, pictures)
-                st.rerun()
-            return
-        text = f"Looking for mistakes: {job.done:,} of {job.total:,} pictures, {job.left}"
-        st.progress(job.done / job.total, text=text)
-        if st.button("Stop"):
-            job.cancelled.set()
-
-    watch()
+    background.show(job, loaded, pictures, doing="Looking for mistakes", stop="Stop")
 
 
 def _from_visitor() -> None:
