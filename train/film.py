@@ -123,7 +123,7 @@ def record(
     a compiled one. `mean` and `std` are those of the training, per channel, of pixels from 0 to 1. ValueError
     for a model whose answers are not finite.
     """
-    device = model.cls_token.device
+    device = model.device
     x = torch.from_numpy(film.pictures).to(device).permute(0, 3, 1, 2).float() / 255
     mean, std = (torch.tensor(tuple(values), device=device).view(1, -1, 1, 1) for values in (mean, std))
     with torch.autocast(device.type, enabled=False):  # training's lower precision must not show in the maps

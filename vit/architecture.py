@@ -26,6 +26,11 @@ class Architecture:
     dropout: float = 0.1
 
     @property
+    def prefix_tokens(self) -> int:
+        """How many tokens stand before those of the patches: CLS alone."""
+        return 1
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(GY, GX), patches down and across."""
         return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size

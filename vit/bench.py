@@ -180,7 +180,7 @@ def _rate(model, checkpoint: Checkpoint, pictures: Pictures, rounds: int, progre
             write_whole(Path(folder) / "rows.npz", partial(np.savez, **arrays))
 
         work = [lambda: predict(model, checkpoint, pictures), explained]
-        device = model.cls_token.device
+        device = model.device
         plain, full = _interleaved(work, rounds, device, progress, "rounds over many pictures")
     n = len(pictures)
     ratio = median(a / b for a, b in zip(plain, full, strict=True))

@@ -24,6 +24,7 @@ class Layer(NamedTuple):
     k: Tensor | None = None  # (B, H, N, D/H)
     v: Tensor | None = None  # (B, H, N, D/H)
     map: Tensor | None = None  # (B, H, N, N) probabilities before dropout
+    normed: Tensor | None = None  # (B, N, D) what the heads read: the tokens before the block, normalised
 
 
 class MultiHeadAttention(nn.Module):
@@ -107,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         if gate is not None:
             read = read * gate[..., None, None].to(read.dtype)
         out = self.out(read.transpose(1, 2).flatten(2))
-        return out, Layer(out, q, k, v, attn_map if explicit else None)
+        return out, Layer(out, q, k, v, attn_map if explicit else None, x)
 
 
 class TransformerEncoderBlock(nn.Module):

@@ -81,7 +81,7 @@ def answer(model: VisualTransformer, x: Tensor, change: Change) -> Tensor:
             gate[layer, head] = 0
         gate = gate.to(x.device)  # once, not head by head
     tokens = model.embed(x, keep=keep, dropout=False)
-    steps = model.steps(tokens, head_gate=gate, explicit=False, dropout=False)
+    steps = model.steps(tokens, keep=keep, head_gate=gate, explicit=False, dropout=False)
     return torch.cat([model.classify(layer.tokens) for layer in steps]).softmax(dim=-1)
 
 
@@ -218,9 +218,11 @@ def _probabilities(model: VisualTransformer, x: Tensor, **batch: Tensor) -> Tens
 
     def compute(part: Tensor) -> tuple[Tensor]:
         pictures = part if what == "filled" else x.expand(len(part), -1, -1, -1)
-        tokens = model.embed(pictures, keep=part if what == "keep" else None, dropout=False)
-        gate = part if what == "gates" else None
-        for layer in model.steps(tokens, head_gate=gate, cls_only=True, explicit=False, dropout=False):
+        keep, gate = part if what == "keep" else None, part if what == "gates" else None
+        tokens = model.embed(pictures, keep=keep, dropout=False)
+        for layer in model.steps(
+            tokens, keep=keep, head_gate=gate, cls_only=True, explicit=False, dropout=False
+        ):
             tokens = layer.tokens
         return (model.classify(tokens).softmax(dim=-1),)
 
@@ -258,7 +260,7 @@ def _check_picture(x: Tensor) -> None:
 
 
 def _check_target(model: VisualTransformer, target: int) -> None:
-    require_index("target", target, model.mlp_head[-1].out_features)
+    require_index("target", target, model.num_classes)
 
 
 def _check_patches(patches: Sequence[int] | frozenset[int], grid: tuple[int, int]) -> None:

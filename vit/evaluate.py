@@ -130,7 +130,7 @@ def predict(
     if model.training:
         raise ValueError("the model is in train mode; call model.eval() first")
     check_match(checkpoint, pictures)
-    device = next(model.parameters()).device
+    device = model.device
     n = len(pictures)
     logits = np.empty((n, len(checkpoint.class_names)), np.float32)
     with torch.inference_mode():

@@ -126,7 +126,7 @@ def explain_pictures(
             print(f"{name}: {error}", file=sys.stderr)
             failed += 1
             continue
-        x = prepare(picture, checkpoint, settings.fit).to(model.cls_token.device)
+        x = prepare(picture, checkpoint, settings.fit).to(model.device)
         explanation = explain(model, x, **options)
         if npz_path:
             names = ("attention", "rollout", "logits", "relevance")
@@ -161,7 +161,7 @@ def explain_data(
     attention, rollout = np.empty((n, L, H, N), np.float16), np.empty((n, L, N), np.float16)
     for start in range(0, n, BATCH):
         part = slice(start, min(start + BATCH, n))
-        x = normalise(pictures.images[part], checkpoint).to(model.cls_token.device)
+        x = normalise(pictures.images[part], checkpoint).to(model.device)
         found = cls_rows(model, x, **options)
         for target, rows in zip((logits, attention, rollout), found, strict=True):
             target[part] = rows.to(torch.float32 if target is logits else torch.float16).cpu().numpy()

@@ -77,7 +77,7 @@ def payload_of(
     ValueError for what `prepare`, `explain` and `token_index` refuse.
     """
     if explanation is None:
-        x = prepare(picture, checkpoint, fit).to(model.cls_token.device)
+        x = prepare(picture, checkpoint, fit).to(model.device)
         explanation = explain(model, x, head_fusion=fusion, discard_ratio=discard)
     canvas = to_array(framed(picture, checkpoint.architecture.img_size, fit))
     texts = {"name": name, "title": title, "true_class": true_class}

@@ -53,7 +53,7 @@ def export_pictures(
         except PictureError as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
-        x = prepare(picture, checkpoint, settings.fit).to(model.cls_token.device)
+        x = prepare(picture, checkpoint, settings.fit).to(model.device)
         explanation = explain(model, x, **options)
         for kind, paths in films.items():
             if paths[i]:

@@ -211,7 +211,7 @@ class VisualTransformer(nn.Module):
         Differentiable where gradients are on. ValueError for arguments of another shape or type.
         """
         embedded = self.embed(x, keep=keep, dropout=False)
-        layers = tuple(self.steps(embedded, head_gate=head_gate, explicit=True, dropout=False))
+        layers = tuple(self.steps(embedded, keep=keep, head_gate=head_gate, explicit=True, dropout=False))
         return Trace(embedded, layers, self.classify(layers[-1].tokens))
 
     def embed(self, x: Tensor, *, keep: Tensor | None = None, dropout: bool) -> Tensor:
@@ -236,6 +236,29 @@ class VisualTransformer(nn.Module):
         """Tokens (..., N, D) after any block to logits (..., K), read from CLS by final norm and head."""
         return self.mlp_head(self.norm(tokens[..., 0, :]))
 
+    def readout(self, num_tokens: int) -> Tensor:
+        """(N,) with what weight `classify` reads each of N tokens: CLS alone. They sum to 1."""
+        weights = torch.zeros(num_tokens, device=self.device)
+        weights[0] = 1
+        return weights
+
+    def out_weight(self, depth: int) -> Tensor:
+        """(D, H, D/H): how a block's output projection takes in what each of its heads has read."""
+        return self.encoder_blocks[depth].attn.out.weight.unflatten(1, (self.num_heads, -1))
+
+    @property
+    def device(self) -> torch.device:
+        return self.cls_token.device
+
+    @property
+    def num_classes(self) -> int:
+        return self.mlp_head[-1].out_features
+
+    @property
+    def prefix_tokens(self) -> int:
+        """How many tokens stand before those of the patches: CLS alone."""
+        return 1
+
     @property
     def num_layers(self) -> int:
         return len(self.encoder_blocks)
@@ -253,6 +276,7 @@ class VisualTransformer(nn.Module):
         self,
         tokens: Tensor,
         *,
+        keep: Tensor | None = None,
         head_gate: Tensor | None = None,
         branch_gate: Tensor | None = None,
         cls_only: bool = False,
@@ -261,6 +285,8 @@ class VisualTransformer(nn.Module):
     ) -> Iterator[Layer]:
         """The one pass through the blocks, from what `embed` gives; arguments as in `forward` and `trace`.
 
+        `keep` is what `embed` was given: models whose blocks know places need it here (vit/foreign.py), this
+        one, whose places were added to the tokens, does not.
         A generator: maps are large, and whoever needs little of a layer can take it and let the rest go.
         """
         if head_gate is not None:

@@ -78,7 +78,7 @@ def probe(name: str, model: VisualTransformer, checkpoint: Checkpoint, asked: Pr
     P = model.grid[0] * model.grid[1]
     if asked.cover_most is not None and asked.cover_most > P:
         raise ValueError(f"{asked.cover_most} patches cannot be covered: this model has {P}")
-    x = prepare(open_picture(name), checkpoint, asked.fit).to(model.cls_token.device)
+    x = prepare(open_picture(name), checkpoint, asked.fit).to(model.device)
     untouched = answer(model, x, Change())
     require_finite(untouched)
     target = int(untouched[-1].argmax())

@@ -93,7 +93,7 @@ def _mistake_lines(mistakes: list[dict]) -> list[str]:
 def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
     """Architecture, the stages and shapes of a real pass, parameters by part, provenance."""
     parameters = list(model.parameters())
-    device = model.cls_token.device
+    device = model.device
     x = torch.zeros(1, model.patch_embed.conv.in_channels, *model.patch_embed.img_size, device=device)
     with torch.no_grad():
         patches = model.patch_embed(x)

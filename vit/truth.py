@@ -50,7 +50,7 @@ def object_mass(
 
     A patch's weight is spread evenly over its pixels; the weight on CLS is left out.
     """
-    grid, device = model.grid, model.cls_token.device
+    grid, device = model.grid, model.device
     prior = _centre_prior(grid)
     area, centre, mass = 0.0, 0.0, dict.fromkeys(MAPS, 0.0)
     n = len(images)

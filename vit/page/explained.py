@@ -76,7 +76,7 @@ class Explained:
     @cached_property
     def x(self) -> torch.Tensor:
         """(1, C, height, width): what the model is given."""
-        device = next(self.loaded.model.parameters()).device
+        device = self.loaded.model.device
         return prepare(self.shown.seen, self.loaded.checkpoint).to(device)
 
     @property
@@ -170,7 +170,7 @@ def _explain(
     _loaded: Loaded,
     _seen: np.ndarray,
 ) -> Explanation:
-    device = next(_loaded.model.parameters()).device
+    device = _loaded.model.device
     x = prepare(_seen, _loaded.checkpoint).to(device)
     try:
         return explain(_loaded.model, x, head_fusion=fusion, discard_ratio=discard)

@@ -65,7 +65,7 @@ class Loaded:
     @property
     def device(self) -> str:
         """Where it runs, for people."""
-        device = next(self.model.parameters()).device
+        device = self.model.device
         if device.type != "cpu":
             return str(device).upper()
         import torch

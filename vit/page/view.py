@@ -272,7 +272,7 @@ from vit.overlay import {overlay}{patterns}
 
 model, checkpoint = vit.load({checkpoint!r})
 {opened}
-x = vit.prepare(picture, checkpoint{how}).to(next(model.parameters()).device)
+x = vit.prepare(picture, checkpoint{how}).to(model.device)
 explanation = vit.explain(model, x{arguments})
 canvas = to_array(framed(picture, checkpoint.architecture.img_size{how}))
 scale = {PICTURE_PX} / max(canvas.shape[:2])
