@@ -16,7 +16,11 @@ from vit.explanation import Explanation, cls_rows, explain, head_rows
 from vit.model import VisualTransformer
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-RESULTS = [field.name for field in fields(Explanation) if field.name not in ("method", "token")]
+RESULTS = [
+    field.name
+    for field in fields(Explanation)
+    if field.name not in ("method", "token", "target", "versus", "x", "checkpoint")
+]
 OBLONG = {"img_size": (8, 12), "num_layers": 3, "num_heads": 2}  # a grid of 2 x 3, 7 tokens
 
 
@@ -300,7 +304,7 @@ def test_eight_threads_share_one_model():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"method": "saliency"}, "method is rollout or raw"),
+        ({"method": "saliency"}, "method is raw, rollout"),
         ({"method": None}, "method"),
         ({"token": -1}, "token lies from 0 to 6"),
         ({"token": 7}, "token lies from 0 to 6"),

@@ -30,6 +30,8 @@ _HOME = {
     "mass_mask": "attention",
     "Explanation": "explanation",
     "explain": "explanation",
+    "METHODS": "methods",
+    "relevance": "methods",
     "Change": "cause",
     "answer": "cause",
     "leave_one_out": "cause",

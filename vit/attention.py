@@ -99,18 +99,24 @@ def rollout_by_layer(
 
 def rollout_row_by_layer(
     maps: Maps,
-    token: int = 0,
+    token: int | Tensor = 0,
     head_fusion: Fusion = "mean",
     discard_ratio: float = 0.0,
     residual: float = 0.5,
     start_layer: int = 0,
 ) -> Tensor:
-    """(B, L, N): one token's row of `rollout_by_layer`, by products of rows with matrices: far less work."""
+    """(B, L, N): one token's row of `rollout_by_layer`, by products of rows with matrices: far less work.
+
+    In place of a token, weights (N,) of all tokens give the weighted sum of their rows.
+    """
     layers = list(maps.unbind(dim=1)) if isinstance(maps, Tensor) else list(maps)
     _check_rollout(len(layers), discard_ratio, residual, start_layer)
     B, _, N, _ = layers[0].shape
     rows = layers[0].new_zeros(B, len(layers), N)
-    rows[:, :, _checked_token(token, N)] = 1
+    if isinstance(token, Tensor):
+        rows[:] = token
+    else:
+        rows[:, :, _checked_token(token, N)] = 1
     for depth in reversed(range(start_layer, len(layers))):  # from above: a row meets its own layer first
         fused = _discard_lowest(fuse_heads(layers[depth], head_fusion), discard_ratio)  # (B, N, N)
         scaled = rows[:, depth:] / _row_totals(fused, residual).mT  # rows that reach this layer or higher
@@ -165,13 +171,20 @@ def rollout_of_heads_row(
     return rollouts / _row_totals(rows, residual)
 
 
-def token_row(attention: Tensor, token: int) -> Tensor:
-    """(..., N, N) -> (..., N): where `token` looks. Sums to 1 when the map's rows do."""
+def token_row(attention: Tensor, token: int | Tensor) -> Tensor:
+    """(..., N, N) -> (..., N): where `token` looks. Sums to 1 when the map's rows do.
+
+    In place of a token, weights (N,) of all tokens give the weighted sum of their rows.
+    """
+    if isinstance(token, Tensor):
+        return token.to(attention.dtype) @ attention
     return attention[..., _checked_token(token, attention.shape[-2]), :]
 
 
-def token_column(attention: Tensor, token: int) -> Tensor:
-    """(..., N, N) -> (..., N): how much each token looks at `token`. Does not sum to 1."""
+def token_column(attention: Tensor, token: int | Tensor) -> Tensor:
+    """(..., N, N) -> (..., N): how much each token looks at `token`, or at weighted ones. Does not sum to 1."""
+    if isinstance(token, Tensor):
+        return attention @ token.to(attention.dtype)
     return attention[..., _checked_token(token, attention.shape[-1])]
 
 

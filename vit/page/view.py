@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vit.architecture import Architecture
 from vit.attention import FUSIONS, token_index
-from vit.explanation import METHODS
+from vit.explanation import VIEWS
 from vit.overlay import Style
 from vit.words import sentence
 
@@ -188,7 +188,7 @@ _PARAMS: dict[str, _Param] = {
     "picture": _matching(r"sample:[a-z]+_[0-9]{2}|pattern:[01][0-9]|(test|own):[0-9a-f]{12}"),
     # a run's name is only ever compared with the names of the files that are there
     "model": _matching(r"bundled|patterns|own:[0-9a-f]{12}|run:.{1,300}"),
-    "method": _one_of(*METHODS),
+    "method": _one_of(*VIEWS),
     "looked_at": _flag("yes"),
     "layer": _Param(_count_from_one, lambda layer: str(layer + 1)),
     "head": _Param(_count_from_one, lambda head: str(head + 1)),
