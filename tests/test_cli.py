@@ -31,8 +31,9 @@ from vit.evaluate import (
     top_logit_percentiles,
 )
 from vit.explain_command import Settings, targets
-from vit.explanation import METHODS, cls_rows, explain
+from vit.explanation import cls_rows, explain
 from vit.images import open_picture, prepare
+from vit.methods import METHODS
 from vit.overlay import Kind, Style
 from vit.patterns import CLASSES as PATTERNS
 from vit.progress import Bar

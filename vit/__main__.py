@@ -81,6 +81,8 @@ def _refuse_with_data(args: argparse.Namespace) -> None:
         "head",
         "token",
         "looked_at",
+        "target",
+        "versus",
         "style",
         "strength",
         "smooth",
@@ -195,6 +197,32 @@ def _object_mass(args: argparse.Namespace, model, checkpoint, pictures):
         return object_mass(model, checkpoint, pictures.images[:n], masks, progress=progress)
 
 
+def _score(args: argparse.Namespace) -> int:
+    from vit.methods import METHODS
+    from vit.progress import Bar
+    from vit.removal import REMOVALS
+    from vit.score import Plan, ranks, score
+    from vit.scoreboard import table_lines
+
+    plan = Plan(
+        methods=tuple(METHODS) if args.methods == ("all",) else args.methods,
+        images=args.images, steps=args.steps, orders=args.orders,
+        removals=REMOVALS if args.removals == ("all",) else args.removals,
+    )  # fmt: skip
+    plan.check()
+    rank, world = ranks()
+    model, checkpoint = _load(args, say_assumed=rank == 0)
+    with Bar() as progress:
+        pictures = _pictures(args, checkpoint, args.split, progress)
+        found = score(
+            model, checkpoint, pictures, plan, folder=args.out, rank=rank, world=world,
+            progress=progress if rank == 0 else None,
+        )  # fmt: skip
+    if found is not None:
+        print(json.dumps(asdict(found)) if args.json else "\n".join(table_lines(found)))
+    return 0
+
+
 def _info(args: argparse.Namespace) -> int:
     from vit.report import describe_model, info_text
 
@@ -268,6 +296,7 @@ _COMMANDS = {
     "probe": _probe,
     "export": _export,
     "evaluate": _evaluate,
+    "score": _score,
     "info": _info,
     "data": _data,
     "convert": _convert,

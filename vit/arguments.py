@@ -9,6 +9,10 @@ what depends on a model (how many layers there are) is checked when there is one
 import argparse
 from pathlib import Path
 
+METHODS = (  # of vit/methods.py, whose import takes torch
+    "raw", "rollout", "norm_weighted", "gradient_rollout", "chefer", "legrad", "gradcam", "input_gradient",
+    "integrated_gradients", "attnlrp", "leave_one_out", "random", "centre",
+)  # fmt: skip
 _DATA = "DIR|patterns|cifar10"
 
 
@@ -45,6 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
             "explain cat.png",
             "explain cat.png --out cat-explained.png --style heat",
             "explain cat.png --method raw --layer 6 --head 3 --token 2,7 --npz cat.npz",
+            "explain cat.png --method chefer --target dog --versus cat --out dog.png",
+            "explain cat.png --method all --out page.png",
             "explain photos/*.jpg --fit pad --out explained/ --json",
             "explain --data photos/ --npz rows.npz",
         )
@@ -82,6 +88,26 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--mistakes", type=_from_zero, default=5, metavar="N", help="most confident ones listed; default: 5"
     )
+
+    score = command(
+        "score", "Measure how far each method can be trusted: hide what it calls relevant, and see.",
+        "score --images 100 --methods chefer,rollout,random",
+        "score --checkpoint assets/weights/patterns.safetensors --data patterns",
+        "score --json > scores.json",
+    )  # fmt: skip
+    _checkpoint_arguments(score)
+    _pictures_argument(score)
+    add = score.add_argument
+    add("--split", choices=("test", "train"), default="test", help="default: test")
+    add("--methods", type=_names, default=("all",), metavar="all|A,B,...", help="default: all")
+    add("--images", type=_from_one, default=1000, metavar="N", help="classes in turn; default: 1000")
+    add("--steps", type=_from_one, default=8, metavar="N", help="of each curve; default: 8")
+    add("--orders", type=_from_one, default=4, metavar="N", help="random ones beside them; default: 4")
+    add(
+        "--removals", type=_names, default=("all",), metavar="all|A,B,...",
+        help="how patches are hidden: removed, mean, blur, neighbours; default: all, a verdict needs three",
+    )  # fmt: skip
+    add("--out", type=Path, metavar="FOLDER", help="what is measured is kept here; default: the cache")
 
     info = command("info", "Describe a checkpoint: shapes, parameters, provenance.", "info", "info --json")
     _checkpoint_arguments(info)
@@ -135,8 +161,10 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     add("pictures", nargs="*", metavar="PICTURE", help="PNG, JPEG, WebP, GIF, BMP or TIFF")
     _checkpoint_arguments(parser)
     group = parser.add_argument_group("what is shown (layers, heads, rows and columns count from 1)")
-    _view_arguments(group, discard=0.0)
+    _view_arguments(group, discard=0.0, methods=(*METHODS, "all"))
     add = group.add_argument
+    add("--target", metavar="CLASS", help="explained, by name or number; default: the first predicted")
+    add("--versus", metavar="CLASS", help="why the target rather than this class")
     add(
         "--residual", type=_share, default=0.5, metavar="R", help="share of the skip connection; default: 0.5"
     )
@@ -191,9 +219,9 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     _style_arguments(parser.add_argument_group("how it is drawn"))
 
 
-def _view_arguments(group, discard: float) -> None:
+def _view_arguments(group, discard: float, methods: tuple[str, ...] = ("rollout", "raw")) -> None:
     add = group.add_argument
-    add("--method", choices=("rollout", "raw"), default="rollout", help="default: rollout")
+    add("--method", choices=methods, default="rollout", help="default: rollout")
     add("--layer", type=_from_one, metavar="K", help="default: the last")
     add("--head", type=_from_one, metavar="K", help="default: all, fused")
     add("--token", default="cls", metavar="cls|ROW,COL", help="whose view; default: cls")

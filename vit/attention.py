@@ -182,7 +182,7 @@ def token_row(attention: Tensor, token: int | Tensor) -> Tensor:
 
 
 def token_column(attention: Tensor, token: int | Tensor) -> Tensor:
-    """(..., N, N) -> (..., N): how much each token looks at `token`, or at weighted ones. Does not sum to 1."""
+    """(..., N, N) -> (..., N): how much each token looks at `token`, or weighted ones. Sums to no 1."""
     if isinstance(token, Tensor):
         return attention @ token.to(attention.dtype)
     return attention[..., _checked_token(token, attention.shape[-1])]

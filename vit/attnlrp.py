@@ -53,8 +53,8 @@ def attnlrp(model: VisualTransformer, x: Tensor, score: Callable[[Tensor], Tenso
     lost = (found.sum(dim=-1) - scores.detach()).abs()
     if (lost > _LOST * scores.detach().abs().clamp_min(1)).any():
         raise ValueError(
-            "attnlrp has no rule for an operation of this model: the shares of the tokens do not add up to the "
-            "logit; choose another method"
+            "attnlrp has no rule for an operation of this model: the shares of the tokens do not add up to"
+            " the logit; choose another method"
         )
     return found
 

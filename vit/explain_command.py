@@ -9,7 +9,8 @@ Settings count layers, heads, rows and columns from 1, as people do; arrays coun
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from vit.attention import mass_mask, token_grid, token_index
 from vit.checkpoint import Checkpoint
 from vit.datasets import Pictures
 from vit.evaluate import BATCH, check_match
-from vit.explanation import Explanation, cls_rows, drawn_weights, explain, head_rows
-from vit.figure import figure
+from vit.explanation import VIEWS, Explanation, answer_token, cls_rows, drawn_weights, explain, head_rows
+from vit.figure import figure, panels
 from vit.files import write_whole
 from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
+from vit.methods import METHODS, as_shares, relevance
 from vit.model import VisualTransformer
+from vit.notebook import method_caption
 from vit.overlay import Style, png_bytes
 from vit.words import percent, prediction, sentence
 
@@ -45,7 +48,9 @@ class Settings:
     start_layer: int = 1
     fit: str = "crop"
     mass: float | None = None  # 0 to 1: only the fewest patches that hold this share of the weight are lit
-    scale: str = "own"  # or "shared": drawn on one scale with all layers and heads
+    scale: str = "own"  # or "shared": drawn on one scale with all layers and heads, or with all methods
+    target: str | None = None  # the class explained, by name or by number from 1; None is the first predicted
+    versus: str | None = None  # what speaks for it rather than for this one
 
     def rollout_options(self, model: VisualTransformer) -> dict:
         """The keyword arguments of `cls_rows`. ValueError for a layer that the model lacks."""
@@ -57,8 +62,24 @@ class Settings:
             "start_layer": self.start_layer - 1,
         }
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the method has the view of every token, layer and head; others have one map."""
+        return self.method in VIEWS
+
+    def classes(self, checkpoint: Checkpoint) -> dict:
+        """`target` and `versus` of `explain`. ValueError for a class that the model lacks."""
+        asked = {"target": self.target, "versus": self.versus}
+        return {name: class_index(value, checkpoint) for name, value in asked.items() if value is not None}
+
     def options(self, model: VisualTransformer) -> dict:
         """The keyword arguments of `explain`. ValueError for what the model lacks, counted from 1."""
+        if not self.is_view:
+            for field in fields(self):
+                if field.name in _OF_VIEWS and getattr(self, field.name) != field.default:
+                    flag = field.name.replace("_", "-")
+                    raise ValueError(f"--{flag} is for {' and '.join(VIEWS)}, not for {self.method}")
+            return {"method": self.method}
         layer = model.num_layers if self.layer is None else self.layer
         _check_count("layer", layer, "layers", model.num_layers)
         if self.head is not None:
@@ -70,26 +91,34 @@ class Settings:
             "method": self.method,
             "layer": layer - 1,
             "head": None if self.head is None else self.head - 1,
-            "token": token_index(self.token, model.grid),
+            "token": self.viewer(model),
             "looked_at": self.looked_at,
         }
+
+    def viewer(self, model: VisualTransformer) -> int | None:
+        """The token whose view it is; None for what the answer is read from, which people call CLS."""
+        if self.token.strip().lower() == "cls":
+            return None
+        return token_index(self.token, model.grid, model.prefix_tokens)
 
     def rows(self, explanation: Explanation, model: VisualTransformer) -> Tensor:
         """(L, H + 1, GY, GX) of the first picture: the token's weights in every layer and head, and fused."""
         options = self.options(model)
         del options["layer"], options["head"]
-        return token_grid(head_rows(explanation, **options)[0], model.grid)
+        if options["token"] is None:
+            options["token"] = answer_token(model)
+        return token_grid(head_rows(explanation, **options)[0], model.grid, model.prefix_tokens)
 
     def top(self, explanation: Explanation, model: VisualTransformer) -> float | None:
         """The weight drawn at full light; None for the map's own largest."""
-        if self.scale == "own" or self.mass is not None:
+        if self.scale == "own" or self.mass is not None or not self.is_view:
             return None
         return self.drawn(self.rows(explanation, model), model).max().item()
 
     def cell(self, model: VisualTransformer) -> tuple[int, int] | None:
         """(row, column), from 0, of the patch whose view it is; None for CLS."""
-        token = token_index(self.token, model.grid)
-        return None if token == 0 else divmod(token - 1, model.grid[1])
+        token = self.viewer(model)
+        return None if token is None else divmod(token - model.prefix_tokens, model.grid[1])
 
     def drawn(self, weights: Tensor, model: VisualTransformer) -> np.ndarray:
         """(..., GY, GX) as they are drawn: the patch's own dimmed, or the mask that holds the mass."""
@@ -98,6 +127,26 @@ class Settings:
     def sentence(self, model: VisualTransformer) -> str:
         """The settings in words, for a caption."""
         return sentence(**self.options(model) | {"token": self.token})
+
+
+_OF_VIEWS = ("layer", "head", "token", "looked_at", "fusion", "discard", "residual", "start_layer")
+
+
+def class_index(name: str, checkpoint: Checkpoint) -> int:
+    """The class of this name, or of this number from 1. ValueError if the model knows none."""
+    names = checkpoint.class_names
+    if name in names:
+        return names.index(name)
+    if name.isascii() and name.isdigit() and 1 <= int(name[:9]) <= len(names):
+        return int(name) - 1
+    alike = [known for known in names if known.casefold() == name.strip().casefold()]
+    if len(alike) == 1:
+        return names.index(alike[0])
+    near = get_close_matches(name, names, n=1)
+    known = ", ".join(names) if len(names) <= 20 else f"numbers 1 to {len(names)}, or names"
+    raise ValueError(
+        f"the model knows no class {name!r}" + (f"; did you mean {near[0]}?" if near else f": {known}")
+    )
 
 
 def explain_pictures(
@@ -116,7 +165,11 @@ def explain_pictures(
     `out` and `npz` are files for one picture and folders for several. ValueError for settings that the model
     cannot meet and for paths that would overwrite a picture, before anything is written.
     """
-    options = settings.options(model)
+    options = settings.options(model) | settings.classes(checkpoint)
+    if settings.method == "all" and not (out or npz):
+        raise ValueError(
+            "--method all compares maps: name what to write with --out FILE.png or --npz FILE.npz"
+        )
     png_paths, npz_paths = targets(pictures, out, ".png"), targets(pictures, npz, ".npz")
     failed = 0
     for name, png_path, npz_path in zip(pictures, png_paths, npz_paths, strict=True):
@@ -127,13 +180,19 @@ def explain_pictures(
             failed += 1
             continue
         x = prepare(picture, checkpoint, settings.fit).to(model.device)
-        explanation = explain(model, x, **options)
+        if settings.method == "all":
+            explanation, maps = _all_methods(model, x, options)
+        else:
+            explanation, maps = explain(model, x, checkpoint=checkpoint, **options), {}
         if npz_path:
             names = ("attention", "rollout", "logits", "relevance")
             arrays = {array: getattr(explanation, array)[0].cpu().numpy() for array in names}
+            if maps:
+                arrays = maps | {"logits": arrays["logits"]}
             write_whole(npz_path, partial(np.savez, **arrays))
         if png_path:
-            data = _png(picture, name, explanation, model, checkpoint, settings, style or Style())
+            drawn = (picture, name, explanation, model, checkpoint, settings, style or Style())
+            data = _panels_png(maps, *drawn) if maps else _png(*drawn)
             write_whole(png_path, lambda file, data=data: file.write(data))
         for written in filter(None, (npz_path, png_path)):
             print(f"{written} written", file=sys.stderr)
@@ -156,7 +215,7 @@ def explain_data(
     check_match(checkpoint, pictures)
     options = (settings or Settings()).rollout_options(model)
     n, L, H = len(pictures), model.num_layers, model.num_heads
-    N = model.pos_embed.shape[1]
+    N = model.prefix_tokens + model.grid[0] * model.grid[1]
     logits = np.empty((n, len(checkpoint.class_names)), np.float32)
     attention, rollout = np.empty((n, L, H, N), np.float16), np.empty((n, L, N), np.float16)
     for start in range(0, n, BATCH):
@@ -234,9 +293,14 @@ def _png(
 ) -> bytes:
     probability, best = (value.item() for value in explanation.probabilities[0].max(dim=0))
     said = prediction(checkpoint.class_names[best], probability)
-    source = f"{checkpoint.name}, id {checkpoint.id}"
-    what = settings.sentence(model)
-    weights, label = explanation.relevance[0], "share of attention"
+    source = _source(checkpoint)
+    if settings.is_view:
+        what, label, limits = settings.sentence(model), "share of attention", []
+        what += "; the same for every class" if settings.target or settings.versus else ""
+    else:
+        what, label = method_caption(explanation, 0), f"{explanation.title}, own values"
+        limits = [METHODS[settings.method].means, METHODS[settings.method].fails]
+    weights = explanation.relevance[0]
     if settings.mass is not None:
         mask = mass_mask(weights.flatten(), settings.mass)
         held = "holds" if mask.sum() == 1 else "hold"
@@ -248,14 +312,80 @@ def _png(
         to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
         settings.drawn(weights, model),
         title=said,
-        caption_lines=[f"{what}.", f"Model: {source}."],
+        caption_lines=[f"{what}.", *limits, f"Model: {source}."],
         style=style if settings.mass is None else replace(style, smooth=False),
         top=settings.top(explanation, model),
         weights_label=label,
         original=to_array(picture),
         cell=settings.cell(model),
     )
-    facts = {"Software": "Patchlight", "Title": said, "Description": what, "checkpoint": source}
+    return _with_facts(image, said, what, name, checkpoint, settings, style)
+
+
+def _all_methods(
+    model: VisualTransformer, x: Tensor, options: dict
+) -> tuple[Explanation, dict[str, np.ndarray]]:
+    """An explanation for the answer, and the map (GY, GX) of every method."""
+    classes = {name: options[name] for name in ("target", "versus") if name in options}
+    explanation = explain(model, x, **classes)
+    maps = {
+        method: relevance(model, x, method, explanation.target, explanation.versus)[0]
+        .unflatten(-1, model.grid).cpu().numpy()
+        for method in METHODS
+    }  # fmt: skip
+    return explanation, maps
+
+
+def _panels_png(
+    maps: dict[str, np.ndarray],
+    picture,
+    name: str,
+    explanation: Explanation,
+    model,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    style: Style,
+) -> bytes:
+    probability, best = (value.item() for value in explanation.probabilities[0].max(dim=0))
+    said = prediction(checkpoint.class_names[best], probability)
+    target = checkpoint.class_names[int(explanation.target[0])]
+    asked = f"for {target}"
+    if explanation.versus is not None:
+        asked += f" rather than {checkpoint.class_names[int(explanation.versus[0])]}"
+    weights = {method: as_shares(values) for method, values in maps.items()}
+    if settings.mass is not None:
+        weights = {
+            method: drawn_weights(torch.from_numpy(w), None, settings.mass) for method, w in weights.items()
+        }
+    what = f"All methods {asked}, each patch's share of the map's whole weight"
+    what += ", all on one scale" if settings.scale == "shared" else ", each map on its own scale"
+    shown = []
+    for method, values in weights.items():
+        note = asked if METHODS[method].class_specific else "the same for every class"
+        shown.append((METHODS[method].title, note, values))
+    image = panels(
+        to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
+        shown,
+        title=said,
+        caption_lines=[
+            f"{what}. What speaks against the class is drawn like nothing.",
+            "Attention is not a full explanation, and methods differ: python -m vit score measures them.",
+            f"Model: {_source(checkpoint)}.",
+        ],
+        style=style,
+        shared_scale=settings.scale == "shared",
+    )
+    return _with_facts(image, said, what, name, checkpoint, settings, style)
+
+
+def _source(checkpoint: Checkpoint) -> str:
+    untrained = ", untrained: random weights" if checkpoint.provenance.get("untrained") else ""
+    return f"{checkpoint.name}, id {checkpoint.id}{untrained}"
+
+
+def _with_facts(image, said: str, what: str, name: str, checkpoint: Checkpoint, settings, style) -> bytes:
+    """As PNG, with all that is needed to make it again."""
+    facts = {"Software": "Patchlight", "Title": said, "Description": what, "checkpoint": _source(checkpoint)}
     facts |= {"checkpoint id": checkpoint.id, "picture": Path(name).name, "style": json.dumps(asdict(style))}
     facts |= {"settings": json.dumps(asdict(settings))}
     # a file's name need not be valid Unicode, a PNG's text must be

@@ -81,6 +81,61 @@ def figure(
     return ImageOps.expand(text_and_panels, margin, _PAPER)
 
 
+def panels(
+    picture: ArrayLike,
+    maps: Sequence[tuple[str, str, ArrayLike]],
+    *,
+    title: str = "",
+    caption_lines: Sequence[str] = (),
+    style: Style = DEFAULT_STYLE,
+    shared_scale: bool = False,
+    size_px: int = 1600,
+) -> Image.Image:
+    """Several maps of one picture for print: the plain picture, then each (name, note, (GY, GX)).
+
+    With `shared_scale` the largest weight of all maps is drawn at full light, else each map's own. ValueError
+    as in `draw`.
+    """
+    picture = pixels_of(picture)
+    margin, gap_px, text_px, across = round(size_px / 33), round(size_px / 50), round(size_px / 70), 5
+    width = size_px - 2 * margin
+    panel_px = (width - (across - 1) * gap_px) // across
+    weights = [np.asarray(values, dtype=np.float64) for _, _, values in maps]
+    top = max(0.0, *(values.max() for values in weights)) if shared_scale else None
+    box = _fitted(picture, panel_px, round(1.5 * panel_px))
+    plain = draw(picture, [[1.0]], Style("light", strength=0.0), size_px=box)
+    shown = [("Picture", f"{picture.shape[1]} x {picture.shape[0]} pixels", plain)]
+    shown += [
+        (name, note, draw(picture, values, style, size_px=box, top=top))
+        for (name, note, _), values in zip(maps, weights, strict=True)
+    ]
+    cells = [
+        _column(
+            panel_px,
+            [
+                (0, Image.fromarray(drawn)),
+                (text_px // 2, _text(name, panel_px, text_px, _INK)),
+                (0, _text(note, panel_px, text_px, _QUIET_INK)),
+            ],
+        )
+        for name, note, drawn in shown
+    ]
+    rows = []
+    for start in range(0, len(cells), across):
+        row = cells[start : start + across]
+        strip = Image.new("RGB", (width, max(cell.height for cell in row)), _PAPER)
+        for column, cell in enumerate(row):
+            strip.paste(cell, (column * (panel_px + gap_px), 0))
+        rows.append(strip)
+    parts = [_text(title, width, 2 * text_px, _INK)] if title else []
+    parts += rows
+    if caption_lines:
+        parts.append(_text("\n".join(caption_lines), width, text_px, _QUIET_INK))
+    return ImageOps.expand(
+        _column(width, [(gap_px if i else 0, part) for i, part in enumerate(parts)]), margin, _PAPER
+    )
+
+
 def _column(width_px: int, parts: Sequence[tuple[int, Image.Image]]) -> Image.Image:
     """The (space above, picture) of `parts` from top to bottom on white."""
     column = Image.new("RGB", (width_px, sum(space + part.height for space, part in parts)), _PAPER)

@@ -97,6 +97,16 @@ def score_of(target: Tensor, versus: Tensor | None = None) -> Score:
     return score
 
 
+def as_shares(relevance: np.ndarray) -> np.ndarray:
+    """(..., GY, GX) float64: values as shares of the map's whole weight, so that maps of methods compare.
+
+    The sizes of a map's shares sum to 1, or all are 0. Signs and order stay.
+    """
+    values = np.asarray(relevance, dtype=np.float64)
+    total = np.abs(values).sum(axis=(-2, -1), keepdims=True)
+    return np.divide(values, total, out=np.zeros_like(values), where=total > 0)
+
+
 # ---- attention alone: the same for every class -------------------------------------------------------------
 
 
@@ -243,9 +253,7 @@ def _leave_one_out(model, x, score) -> Tensor:
 
 def _random(model, x, score, *, seed: int = 0) -> Tensor:
     """Drawn at random, for each picture by its own pixels: the same alone and in a batch."""
-    rows = [
-        np.random.default_rng([seed, zlib.crc32(one.cpu().contiguous().numpy().tobytes())]) for one in x
-    ]
+    rows = [np.random.default_rng([seed, zlib.crc32(one.cpu().contiguous().numpy().tobytes())]) for one in x]
     drawn = np.stack([row.random(math.prod(model.grid)) for row in rows])
     return torch.from_numpy(drawn).to(x)
 
@@ -355,8 +363,8 @@ METHODS = {
     "norm_weighted": Method(
         "Norm-weighted attention",
         False,
-        "Attention of the last layer times the length of what is read there: a head that copies nothing fades.",
-        "It is one layer of many and the same for every class, and a long vector may speak for another class.",
+        "Attention of the last layer times the length of what is read: a head that copies nothing fades.",
+        "It is one layer, the same for every class, and a long vector may speak for another class.",
         "Kobayashi et al. 2020, arXiv 2004.10102",
         _norm_weighted,
     ),
@@ -364,7 +372,7 @@ METHODS = {
         "Gradient rollout",
         True,
         "Rollout of that attention alone which raises the class: attention times its gradient.",
-        "Evidence against the class is cut off in every layer, and small gradients leave little of low layers.",
+        "Evidence against the class is cut off in every layer, and small gradients leave little.",
         "Abnar and Zuidema 2020 with gradients, as in Chefer et al. 2021, arXiv 2012.09838",
         _gradient_rollout,
     ),
@@ -412,7 +420,7 @@ METHODS = {
         "AttnLRP",
         True,
         "The class's logit handed back through every operation; all tokens together hold the whole of it.",
-        "Part of the logit stays on CLS and on other tokens' constants, and its rules are one choice of many.",
+        "Part of the logit stays on CLS and with constants, and its rules are one choice of many.",
         "Achtibat et al. 2024, arXiv 2402.05602",
         _attnlrp,
     ),

@@ -49,10 +49,8 @@ def class_name(explanation: "Explanation", index: int) -> str:
     return checkpoint.class_names[index] if checkpoint else f"class {index}"
 
 
-def caption(explanation: "Explanation", picture: int) -> str:
-    """`frog, 97 %. Chefer relevance for frog rather than toad`"""
-    probability, best = explanation.probabilities[picture].max(dim=-1)
-    said = prediction(class_name(explanation, int(best)), float(probability))
+def method_caption(explanation: "Explanation", picture: int) -> str:
+    """`Chefer relevance for frog rather than toad`"""
     what = explanation.title
     if METHODS[explanation.method].class_specific:
         what += f" for {class_name(explanation, int(explanation.target[picture]))}"
@@ -62,7 +60,12 @@ def caption(explanation: "Explanation", picture: int) -> str:
         what += ", the same for every class"
     if explanation.checkpoint is not None and explanation.checkpoint.provenance.get("untrained"):
         what += " (an untrained model)"
-    return f"{said}. {what}"
+    return what
+
+
+def caption(explanation: "Explanation", picture: int) -> str:
+    """`frog, 97 %. Chefer relevance for frog rather than toad`"""
+    return f"{_said(explanation, picture)}. {method_caption(explanation, picture)}"
 
 
 def overlay(explanation: "Explanation", picture: int, style: Style, size_px: int) -> Image.Image:
@@ -113,17 +116,22 @@ def save(explanation: "Explanation", path: Path, picture: int, style: Style) -> 
         return
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path} ends neither in .png nor in .npz")
-    said = caption(explanation, picture)
+    said, what = _said(explanation, picture), method_caption(explanation, picture)
     image = print_figure(
         pixels(explanation, picture),
         explanation.relevance[picture].double().cpu().numpy(),
-        title=said.split(". ")[0],
-        caption_lines=[f"{said.split('. ')[1]}.", METHODS[explanation.method].means],
+        title=said,
+        caption_lines=[f"{what}.", METHODS[explanation.method].means, METHODS[explanation.method].fails],
         style=style,
         weights_label=f"{explanation.title}, own values",
     )
-    data = png_bytes(image, {"Software": "Patchlight", "Title": said})
+    data = png_bytes(image, {"Software": "Patchlight", "Title": said, "Description": what})
     write_whole(path, lambda file: file.write(data))
+
+
+def _said(explanation: "Explanation", picture: int) -> str:
+    probability, best = explanation.probabilities[picture].max(dim=-1)
+    return prediction(class_name(explanation, int(best)), float(probability))
 
 
 def html(explanation: "Explanation") -> str:
