@@ -307,8 +307,9 @@ def test_a_model_that_memory_cannot_hold_is_refused_at_once(monkeypatch):
     assert "of 16 GB" in sentence
     monkeypatch.setattr(torch, "randint", None)  # nothing is built
     since = time.perf_counter()
+    # how much depends on the precision that this machine's processor is fast in
     with pytest.raises(
-        ValueError, match="needs more memory than there is: about 130 GB of 16 GB; a smaller emb"
+        ValueError, match=r"needs more memory than there is: about 1\d0 GB of 16 GB; a smaller emb"
     ):
         measure(huge)
     assert time.perf_counter() - since < 5

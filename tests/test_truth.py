@@ -8,8 +8,9 @@ from vit.architecture import Architecture
 from vit.checkpoint import Checkpoint
 from vit.explanation import explain
 from vit.images import normalise
+from vit.methods import CENTRE_SPREAD
 from vit.patterns import CLASSES, make_patterns
-from vit.truth import CENTRE_SPREAD, MAPS, mass_lines, object_mass
+from vit.truth import MAPS, mass_lines, object_mass
 
 
 @pytest.fixture(scope="module")

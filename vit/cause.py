@@ -19,13 +19,13 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from vit.attention import require_index
 from vit.model import VisualTransformer
 from vit.parts import in_parts
+from vit.removal import Removal, filled
 
 Fill = Literal["removed", "mean", "blur"]
 FILLS = get_args(Fill)
@@ -85,19 +85,15 @@ def answer(model: VisualTransformer, x: Tensor, change: Change) -> Tensor:
     return torch.cat([model.classify(layer.tokens) for layer in steps]).softmax(dim=-1)
 
 
-def cover(x: Tensor, patches: Sequence[int], grid: tuple[int, int], fill: Fill) -> Tensor:
-    """A copy of the picture with these patches filled.
-
-    mean   0: what normalisation makes of the mean colour of the pictures that the model learned from, so
-           the patch says the least there is to say in pixels; black or white would be a strong signal
-    blur   the picture itself, blurred by a Gaussian whose deviation is one patch: colours stay, shapes go
+def cover(x: Tensor, patches: Sequence[int], grid: tuple[int, int], fill: Removal) -> Tensor:
+    """A copy of the picture with these patches filled as vit/removal.py says: "mean", "blur", "neighbours".
 
     ValueError for patches outside the grid and for another fill: "removed" is not made of pixels.
     """
     _check_patches(patches, grid)
     mask = torch.zeros(1, math.prod(grid), dtype=torch.bool, device=x.device)
     mask[:, list(patches)] = True
-    return _filled(x, mask, grid, fill)
+    return filled(x, mask, grid, fill)
 
 
 @torch.no_grad()
@@ -175,8 +171,8 @@ def cover_most(
         keep = torch.from_numpy(np.nonzero(~masks)[1].reshape(1 + draws, P - count)).to(x.device)
         found = _probabilities(model, x, keep=keep)
     else:
-        filled = _filled(x, torch.from_numpy(masks).to(x.device), model.grid, fill)
-        found = _probabilities(model, x, filled=filled)
+        covered = filled(x, torch.from_numpy(masks).to(x.device), model.grid, fill)
+        found = _probabilities(model, x, filled=covered)
     first, *others = found[:, target].tolist()
     return Covered(target, tuple(most.tolist()), before[target].item(), first, tuple(others))
 
@@ -227,31 +223,6 @@ def _probabilities(model: VisualTransformer, x: Tensor, **batch: Tensor) -> Tens
         return (model.classify(tokens).softmax(dim=-1),)
 
     return in_parts(compute, _PART, changes)[0]
-
-
-def _filled(x: Tensor, masks: Tensor, grid: tuple[int, int], fill: Fill) -> Tensor:
-    """Pictures (n, C, height, width): x (1, ...) filled where `masks` (n, P) are True."""
-    patch_px = x.shape[-2] // grid[0]
-    if fill == "mean":
-        other = torch.zeros_like(x)
-    elif fill == "blur":
-        other = _blurred(x, patch_px)
-    else:
-        raise ValueError(f'patches are filled with "mean" or "blur", not {fill!r}')
-    cells = masks.view(-1, 1, *grid).repeat_interleave(patch_px, dim=-2).repeat_interleave(patch_px, dim=-1)
-    return torch.where(cells, other, x)
-
-
-def _blurred(x: Tensor, deviation_px: int) -> Tensor:
-    """torchvision's gaussian_blur of two deviations to either side, without the two seconds of its import."""
-    for _ in range(2):  # across, then the turned picture
-        radius_px = min(2 * deviation_px, x.shape[-1] - 1)  # what is mirrored must lie inside the picture
-        offsets = torch.arange(-radius_px, radius_px + 1, dtype=x.dtype, device=x.device)
-        bell = (-((offsets / deviation_px) ** 2) / 2).softmax(dim=0)
-        padded = F.pad(x, (radius_px, radius_px, 0, 0), mode="reflect")
-        channels = F.conv2d(padded.flatten(0, 1)[:, None], bell.expand(1, 1, 1, -1))  # each channel alone
-        x = channels.reshape(x.shape).mT
-    return x
 
 
 def _check_picture(x: Tensor) -> None:
