@@ -44,6 +44,7 @@ _HOME = {
     "Checkpoint": "checkpoint",
     "CheckpointError": "checkpoint",
     "load": "checkpoint",
+    "open_model": "hub",
     "save": "checkpoint",
     "draw": "overlay",
     "play_through": "animation",

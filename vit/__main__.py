@@ -269,7 +269,21 @@ def _bench(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace, say_assumed: bool = True):
     from vit.checkpoint import BUNDLED, load
 
-    model, checkpoint = load(BUNDLED if args.checkpoint is None else args.checkpoint, device=args.device)
+    if args.model is None:
+        for name in ("size", "random_weights"):
+            if getattr(args, name):
+                raise ValueError(f"--{name.replace('_', '-')} is for --model timm:NAME or hf-hub:USER/NAME")
+        model, checkpoint = load(BUNDLED if args.checkpoint is None else args.checkpoint, device=args.device)
+    else:
+        if args.checkpoint is not None:
+            raise ValueError("--checkpoint and --model both name a model: choose one")
+        from vit.hub import open_model
+
+        model, checkpoint = open_model(
+            args.model, device=args.device, img_size=args.size, random_weights=args.random_weights
+        )
+    if checkpoint.provenance.get("untrained") and say_assumed:
+        print(f"{checkpoint.name} is untrained: {checkpoint.provenance['untrained']}", file=sys.stderr)
     if checkpoint.assumed and say_assumed:
         print(
             f"Assumed, because {checkpoint.name} does not say: {', '.join(checkpoint.assumed)}",

@@ -159,10 +159,14 @@ def arithmetic(trace: Trace, layer: int, head: int, token: int) -> Arithmetic:
 def anatomy_payload(model: VisualTransformer, trace: Trace) -> dict:
     """The anatomy as JSON's types: `stages` and, as base64 of uint8, pictures of weights.
 
+    ValueError for a model of others, whose parts have other names.
+
     filters          (filter_count, patch_px, patch_px, 3); `filters_in_all` is how many the model has
     positions        (P, P), similarity = value / 255 * 2 - 1; None for more than 256 patches
     head_similarity  (L*H, L*H), similarity = value / 255; None for more than 256 heads
     """
+    if not isinstance(model, VisualTransformer):
+        raise ValueError("the anatomy is known of Patchlight's own models alone")
     steps = stages(model)
     patch_px = model.patch_embed.patch_size
     filters = patch_filters(model)[: max(1, _LARGEST_FILTERS // patch_px**2)]

@@ -244,9 +244,11 @@ def _style_arguments(group) -> None:
 
 
 def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint", metavar="FILE", help="safetensors or state dict; default: the bundled one"
-    )
+    add = parser.add_argument
+    add("--checkpoint", metavar="FILE", help="safetensors or state dict; default: the bundled one")
+    add("--model", metavar="timm:NAME|hf-hub:USER/NAME", help="a Vision Transformer of others; needs timm")
+    add("--size", type=_two_sizes, metavar="HEIGHT,WIDTH", help="of its pictures, if not its own")
+    add("--random-weights", action="store_true", help="it learned nothing: for tests and teaching")
     _device_argument(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
 

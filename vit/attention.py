@@ -161,9 +161,22 @@ def rollout_by_head(
 
 
 def rollout_of_heads_row(
-    attention: Tensor, by_layer: Tensor, token: int = 0, discard_ratio: float = 0.0, residual: float = 0.5
+    attention: Tensor,
+    by_layer: Tensor,
+    token: int | Tensor = 0,
+    discard_ratio: float = 0.0,
+    residual: float = 0.5,
 ) -> Tensor:
-    """(B, L, H, N): one token's row of `rollout_by_head`, made from `rollout_by_layer` without the rest."""
+    """(B, L, H, N): one token's row of `rollout_by_head`, made from `rollout_by_layer` without the rest.
+
+    In place of a token, weights (N,) of several give the weighted sum of their rows.
+    """
+    if isinstance(token, Tensor):
+        asked = [int(one) for one in token.nonzero()[:, 0]]
+        options = discard_ratio, residual
+        return sum(
+            float(token[one]) * rollout_of_heads_row(attention, by_layer, one, *options) for one in asked
+        )
     rows = _discard_lowest(token_row(attention, token), discard_ratio)  # (B, L, H, N)
     identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
     below = torch.cat((identity.expand_as(by_layer[:, :1]), by_layer[:, :-1]), dim=1)  # (B, L, N, N)

@@ -28,6 +28,7 @@ from torch import Tensor
 from vit.datasets import DataError, find_data
 from vit.device import pick_device
 from vit.files import runs_folder, write_whole
+from vit.images import ResizeThenCrop
 from vit.model import VisualTransformer
 from vit.patterns import CLASSES as PATTERN_CLASSES
 from vit.sources import CLASSES, SPLITS, find_source
@@ -72,6 +73,7 @@ class Checkpoint:
     assumed: tuple[str, ...] = ()  # what the file did not say, in words
     name: str = ""  # the file's name
     id: str = ""  # first 12 hex digits of the file's SHA-256
+    eval_resize: ResizeThenCrop | None = None  # how models of others want their pictures made; None is ours
 
     @property
     def accuracy(self) -> float | None:

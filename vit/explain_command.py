@@ -25,7 +25,7 @@ from vit.evaluate import BATCH, check_match
 from vit.explanation import VIEWS, Explanation, answer_token, cls_rows, drawn_weights, explain, head_rows
 from vit.figure import figure, panels
 from vit.files import write_whole
-from vit.images import PictureError, framed, normalise, open_picture, prepare, to_array
+from vit.images import PictureError, canvas, normalise, open_picture, prepare, to_array
 from vit.methods import METHODS, as_shares, relevance
 from vit.model import VisualTransformer
 from vit.notebook import method_caption
@@ -309,7 +309,7 @@ def _png(
         )
         label = "1 inside, 0 outside"
     image = figure(
-        to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
+        canvas(picture, checkpoint, settings.fit),
         settings.drawn(weights, model),
         title=said,
         caption_lines=[f"{what}.", *limits, f"Model: {source}."],
@@ -325,14 +325,16 @@ def _png(
 def _all_methods(
     model: VisualTransformer, x: Tensor, options: dict
 ) -> tuple[Explanation, dict[str, np.ndarray]]:
-    """An explanation for the answer, and the map (GY, GX) of every method."""
+    """An explanation for the answer, and the map (GY, GX) of every method that fits the model."""
     classes = {name: options[name] for name in ("target", "versus") if name in options}
-    explanation = explain(model, x, **classes)
-    maps = {
-        method: relevance(model, x, method, explanation.target, explanation.versus)[0]
-        .unflatten(-1, model.grid).cpu().numpy()
-        for method in METHODS
-    }  # fmt: skip
+    explanation, maps = explain(model, x, **classes), {}
+    for method in METHODS:
+        try:
+            found = relevance(model, x, method, explanation.target, explanation.versus)[0]
+        except ValueError as error:  # some models of others do operations that some methods have no rule for
+            print(f"{METHODS[method].title} is left out: {error}", file=sys.stderr)
+            continue
+        maps[method] = found.unflatten(-1, model.grid).cpu().numpy()
     return explanation, maps
 
 
@@ -364,7 +366,7 @@ def _panels_png(
         note = asked if METHODS[method].class_specific else "the same for every class"
         shown.append((METHODS[method].title, note, values))
     image = panels(
-        to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
+        canvas(picture, checkpoint, settings.fit),
         shown,
         title=said,
         caption_lines=[

@@ -56,6 +56,7 @@ class Explanation:
     relevance: Tensor  # (B, GY, GX), the method's own values over the patches
     method: str
     token: int | None  # whose view rollout and raw attention take; None where the answer is read from several
+    readout: Tensor  # (N,) with what weight the answer reads each token
     target: Tensor  # (B,) int64, the class explained, where the method knows classes
     versus: Tensor | None  # (B,) int64, the class that it is compared with
     x: Tensor  # (B, C, height, width), as given
@@ -163,8 +164,8 @@ def explain(
         values = relevance(model, x, method, *classes, **names, **options)
         found = *found, values.unflatten(-1, model.grid)
     return Explanation(
-        *found, method, viewer if isinstance(viewer, int) else None, classes[0],
-        classes[1] if versus is not None else None, x.detach(), checkpoint,
+        *found, method, viewer if isinstance(viewer, int) else None, model.readout(found[3].shape[-1]),
+        classes[0], classes[1] if versus is not None else None, x.detach(), checkpoint,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from vit import viewer
 from vit.attention import Fusion, token_index
 from vit.checkpoint import Checkpoint
 from vit.explanation import Explanation, explain
-from vit.images import framed, prepare, to_array
+from vit.images import canvas, prepare
 from vit.model import VisualTransformer
 from vit.payload import map_payload, payload
 
@@ -79,9 +79,9 @@ def payload_of(
     if explanation is None:
         x = prepare(picture, checkpoint, fit).to(model.device)
         explanation = explain(model, x, head_fusion=fusion, discard_ratio=discard)
-    canvas = to_array(framed(picture, checkpoint.architecture.img_size, fit))
+    pixels = canvas(picture, checkpoint, fit)
     texts = {"name": name, "title": title, "true_class": true_class}
-    data = payload(explanation, checkpoint, canvas, fusion=fusion, discard=discard, **texts)
+    data = payload(explanation, checkpoint, pixels, fusion=fusion, discard=discard, **texts)
     return with_maps(data | ({} if view is None else {"view": dict(view)}), explanation)
 
 

@@ -17,7 +17,7 @@ from vit.explain_command import Settings, prediction_line, targets
 from vit.explanation import Explanation, explain
 from vit.export import TITLE, export_html, opens_unlit, payload_of
 from vit.files import write_whole
-from vit.images import PictureError, framed, open_picture, prepare, to_array
+from vit.images import PictureError, canvas, open_picture, prepare
 from vit.model import VisualTransformer
 from vit.overlay import DEFAULT_STYLE, Style
 
@@ -112,7 +112,7 @@ def _film(
     """The picture under the attention of each layer, or rollout up to it."""
     weights = settings.rows(explanation, model)[:, -1 if settings.head is None else settings.head - 1]
     return play_through(
-        to_array(framed(picture, checkpoint.architecture.img_size, settings.fit)),
+        canvas(picture, checkpoint, settings.fit),
         settings.drawn(weights, model),
         style if settings.mass is None else replace(style, smooth=False),
         kind=kind,

@@ -15,6 +15,7 @@ import struct
 import threading
 import warnings
 import zlib
+from dataclasses import dataclass
 from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -65,6 +66,14 @@ _TOO_MANY_BYTES = f"This file is larger than {MAX_BYTES // 2**20} MB: make the p
 _TOO_MANY_PIXELS = (
     f"This picture has more than {MAX_PIXELS // 10**6} megapixels: make it smaller and try again."
 )
+
+
+@dataclass(frozen=True)
+class ResizeThenCrop:
+    """What most public models were measured with: resized until the crop is this share, then cropped."""
+
+    share: float  # of the shorter side, above 0 to 1
+    interpolation: str  # of Pillow's filters, in lower case
 
 
 class PictureError(ValueError):
@@ -133,13 +142,19 @@ def fit(picture: Image.Image, size_px: tuple[int, int], how: str = "crop") -> Im
 
 
 def framed(
-    picture: Image.Image, size_px: tuple[int, int], how: str = "crop", longest_px: int = 672
+    picture: Image.Image,
+    size_px: tuple[int, int],
+    how: str = "crop",
+    longest_px: int = 672,
+    share: float = 1.0,
 ) -> Image.Image:
-    """What `fit` shows, at up to `longest_px` on its longer side, to draw overlays on.
+    """What `fit` shows, or the middle `share` of it, at up to `longest_px` on its longer side, to draw on.
 
     Never enlarged: a smaller picture keeps its own pixels. ValueError for another `how`.
     """
     left, top, right, bottom = frame_box(picture.size[::-1], size_px, how)
+    cut_x, cut_y = (round(side * (1 - share) / 2) for side in (right - left, bottom - top))
+    left, top, right, bottom = left + cut_x, top + cut_y, right - cut_x, bottom - cut_y
     scale = min(1, longest_px / max(right - left, bottom - top))
     width, height = max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale))
     picture = _to_rgb(picture)
@@ -173,9 +188,40 @@ def prepare(picture: Image.Image | np.ndarray, checkpoint: "Checkpoint", how: st
     if isinstance(picture, np.ndarray):
         _require_rgb_uint8(picture, ndim=3)
         picture = Image.fromarray(picture)
-    size = checkpoint.architecture.img_size
+    return normalise(to_array(seen(picture, checkpoint, how))[None], checkpoint)
+
+
+def seen(picture: Image.Image, checkpoint: "Checkpoint", how: str = "crop") -> Image.Image:
+    """What this checkpoint's model sees of the picture, at its size."""
+    size, way = checkpoint.architecture.img_size, checkpoint.eval_resize
     size_px = (size, size) if isinstance(size, int) else tuple(size)
-    return normalise(to_array(fit(picture, size_px, how))[None], checkpoint)
+    if way is None or how != "crop":
+        return fit(picture, size_px, how)
+    return _resized_then_cropped(_to_rgb(picture), size_px, way)
+
+
+def canvas(picture: Image.Image, checkpoint: "Checkpoint", how: str = "crop") -> np.ndarray:
+    """(h, w, 3) uint8: the same at the picture's own resolution, to draw on (see `framed`)."""
+    way = checkpoint.eval_resize
+    share = 1.0 if way is None or how != "crop" else way.share
+    return to_array(framed(picture, checkpoint.architecture.img_size, how, share=share))
+
+
+def _resized_then_cropped(picture: Image.Image, size_px: tuple[int, int], way: ResizeThenCrop) -> Image.Image:
+    """To the pixel what timm's transform for evaluation makes: its rounding is its own."""
+    rows, columns = size_px
+    least_rows, least_columns = math.floor(rows / way.share), math.floor(columns / way.share)
+    if least_rows == least_columns:
+        short = min(picture.size)
+        width, height = (
+            least_rows if side == short else int(least_rows * side / short) for side in picture.size
+        )
+    else:
+        ratio = min(picture.height / least_rows, picture.width / least_columns)
+        width, height = round(picture.width / ratio), round(picture.height / ratio)
+    picture = picture.resize((width, height), Image.Resampling[way.interpolation.upper()])
+    left, top = round((width - columns) / 2), round((height - rows) / 2)
+    return picture.crop((left, top, left + columns, top + rows))
 
 
 def normalise(batch: np.ndarray, checkpoint: "Checkpoint") -> "torch.Tensor":

@@ -4,6 +4,8 @@
     data["raw"]["values"], data["raw"]["scales"]           # (L, H, N, N) uint8 and (L, H, N) float32
     map_payload(explanation, "raw/3/all", "mean", 0.9)     # one map more, for grids too large to send whole
 
+The viewer knows one token before the patches, from which the answer is read. A model of others may have none
+or several: what they get stands together under that one, whose row is that of what the answer is read from.
 A row of weights travels as uint8 with one float32 scale: weight = value * scale, which is off by at most
 1/510 of the row's largest weight (see `quantised`). Maps of the default model take 0.3 MB that way; as JSON,
 twenty times that.
@@ -17,9 +19,11 @@ import re
 from io import BytesIO
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
-from vit.attention import FUSIONS, Fusion, fuse_heads, rollout_of_heads_row
+from vit.attention import FUSIONS, Fusion, fuse_heads, rollout_of_heads_row, token_row
 from vit.checkpoint import Checkpoint
 from vit.explanation import Explanation
 from vit.overlay import colormap, png_bytes
@@ -46,8 +50,7 @@ def payload(
     `discard` are those that the explanation was made with. `whole` says whether every map is inside; by
     default only where they have at most 2**18 weights. Without them the rows of CLS are.
     """
-    attention, rollout = explanation.attention[0], explanation.rollout[0]  # (L, H, N, N), (L, N, N)
-    L, H = attention.shape[:2]
+    L, H = explanation.attention.shape[1:3]
     identity = f"{checkpoint.id} {name} {canvas.shape} ".encode() + canvas.tobytes()
     data = {
         "id": hashlib.sha256(identity).hexdigest()[:16],
@@ -68,14 +71,24 @@ def payload(
         "discard": discard,
         "inferno": base64.b64encode(colormap("inferno").tobytes()).decode(),  # (256, 3)
     }
+    attention, rollout = explanation.attention[0], explanation.rollout[0]  # (L, H, N, N), (L, N, N)
     if attention.numel() <= WHOLE_VALUES if whole is None else whole:
-        fused = quantised(fuse_heads(attention, fusion))
-        return data | {"raw": quantised(attention, discard), "fused": fused, "rollout": quantised(rollout)}
-    fused = fuse_heads(attention[:, :, :1], fusion)  # (L, 1, N)
-    heads = rollout_of_heads_row(explanation.attention, explanation.rollout, 0, discard)[0]  # (L, H, N)
+        fused = fuse_heads(attention, fusion)
+        whole_maps = {"raw": (attention, discard), "fused": (fused, 0.0), "rollout": (rollout, 0.0)}
+        return data | {
+            name: quantised(_with_one_prefix(maps, explanation), cut)
+            for name, (maps, cut) in whole_maps.items()
+        }
+    readout = _reader(explanation)
+    fused = token_row(fuse_heads(attention, fusion), readout)[:, None]  # (L, 1, N)
+    heads = rollout_of_heads_row(explanation.attention, explanation.rollout, readout, discard)[0]  # (L, H, N)
+    rows = {
+        "cls_raw": (token_row(attention, readout), fused),
+        "cls_rollout": (heads, token_row(rollout, readout)[:, None]),
+    }
     return data | {
-        "cls_raw": quantised(np.concatenate([_array(attention[:, :, 0]), _array(fused)], axis=1), own=0),
-        "cls_rollout": quantised(np.concatenate([_array(heads), _array(rollout[:, :1])], axis=1), own=0),
+        name: quantised(_joined_columns(torch.cat(parts, dim=1), explanation), own=0)
+        for name, parts in rows.items()
     }
 
 
@@ -88,13 +101,13 @@ def map_payload(explanation: Explanation, key: str, fusion: Fusion, discard: flo
     found = re.fullmatch(r"rollout/([0-9]{1,4})|raw/([0-9]{1,4})/([0-9]{1,4}|all)", key)
     L, H = attention.shape[:2]
     if found and found[1] and int(found[1]) < L:
-        return quantised(rollout[int(found[1])])
+        return quantised(_with_one_prefix(rollout[int(found[1])], explanation))
     if found and found[2] and int(found[2]) < L:
         maps = attention[int(found[2])]
         if found[3] == "all":
-            return quantised(fuse_heads(maps, fusion))
+            return quantised(_with_one_prefix(fuse_heads(maps, fusion), explanation))
         if int(found[3]) < H:
-            return quantised(maps[int(found[3])], discard)
+            return quantised(_with_one_prefix(maps[int(found[3])], explanation), discard)
     raise ValueError(f"there is no map {key!r} here")
 
 
@@ -120,6 +133,31 @@ def quantised(rows, discard: float = 0.0, own: int | None = None) -> dict:
     values = np.rint(np.minimum(shares, 255)).astype(np.uint8)
     found = {"values": _text(values), "scales": _text(scales), "own": _text(given)}
     return found | ({"ties": _text(_ties(rows, values, discard))} if discard else {})
+
+
+def _reader(explanation: Explanation) -> int | Tensor:
+    """The token that the answer is read from, or weights of several (N,)."""
+    (read,) = explanation.readout.nonzero(as_tuple=True)
+    return int(read) if len(read) == 1 else explanation.readout
+
+
+def _with_one_prefix(maps: Tensor, explanation: Explanation) -> Tensor:
+    """(..., N, N) -> (..., 1 + P, 1 + P): whatever stands before the patches as one token."""
+    prefix = maps.shape[-1] - explanation.relevance[0].numel()
+    reader = _reader(explanation)
+    if prefix == 1 and reader == 0:
+        return maps
+    return _joined_columns(
+        torch.cat((token_row(maps, reader)[..., None, :], maps[..., prefix:, :]), dim=-2), explanation
+    )
+
+
+def _joined_columns(rows: Tensor, explanation: Explanation) -> Tensor:
+    """(..., N) -> (..., 1 + P)"""
+    prefix = rows.shape[-1] - explanation.relevance[0].numel()
+    if prefix == 1:
+        return rows
+    return torch.cat((rows[..., :prefix].sum(dim=-1, keepdim=True), rows[..., prefix:]), dim=-1)
 
 
 def _ties(rows: np.ndarray, values: np.ndarray, discard: float) -> np.ndarray:

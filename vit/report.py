@@ -91,17 +91,19 @@ def _mistake_lines(mistakes: list[dict]) -> list[str]:
 
 
 def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
-    """Architecture, the stages and shapes of a real pass, parameters by part, provenance."""
+    """Architecture, the stages and shapes of a real pass, parameters by part, provenance.
+
+    Of a model of others, whose parts have other names, the stages and parts are left empty.
+    """
     parameters = list(model.parameters())
-    device = model.device
-    x = torch.zeros(1, model.patch_embed.conv.in_channels, *model.patch_embed.img_size, device=device)
+    device, sizes = model.device, checkpoint.architecture
+    x = torch.zeros(1, sizes.in_channels, *sizes.img_size, device=device)
     with torch.no_grad():
-        patches = model.patch_embed(x)
         trace = model.trace(x)
     first = trace.layers[0]
     shapes = {
         "picture (B, C, height, width)": x,
-        "patches, projected (B, P, D)": patches,
+        "patches, projected (B, P, D)": trace.embedded[:, model.prefix_tokens :],
         "tokens, CLS in front (B, N, D)": trace.embedded,
         "queries of a layer, keys and values alike (B, H, N, D/H)": first.q,
         "attention map of a layer (B, H, N, N)": first.map,
@@ -109,8 +111,29 @@ def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
         "tokens after a layer (B, N, D)": first.tokens,
         "logits (B, K)": trace.logits,
     }
+    is_ours = isinstance(model, VisualTransformer)
+    parts = _parts(model) if is_ours else {}
+    return {
+        "checkpoint": checkpoint.name,
+        "checkpoint_id": checkpoint.id,
+        "architecture": asdict(checkpoint.architecture),
+        "class_names": list(checkpoint.class_names),
+        "mean": list(checkpoint.mean),
+        "std": list(checkpoint.std),
+        "shapes": {name: list(tensor.shape) for name, tensor in shapes.items()},
+        "stages": [asdict(stage) for stage in stages(model)] if is_ours else [],
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "parts": {name.strip(): _count(part) for name, part in parts.items()},
+        "device": str(device),
+        "provenance": dict(checkpoint.provenance),
+        "assumed": list(checkpoint.assumed),
+    }
+
+
+def _parts(model: VisualTransformer) -> dict[str, torch.nn.Module | torch.Tensor]:
     block = model.encoder_blocks[0]
-    parts = {
+    return {
         "patch embedding": model.patch_embed,
         "CLS token": model.cls_token,
         "position embedding": model.pos_embed,
@@ -120,22 +143,6 @@ def describe_model(model: VisualTransformer, checkpoint: Checkpoint) -> dict:
         "  two norms of each": torch.nn.ModuleList([block.norm1, block.norm2]),
         "final norm": model.norm,
         "head": model.mlp_head,
-    }
-    return {
-        "checkpoint": checkpoint.name,
-        "checkpoint_id": checkpoint.id,
-        "architecture": asdict(checkpoint.architecture),
-        "class_names": list(checkpoint.class_names),
-        "mean": list(checkpoint.mean),
-        "std": list(checkpoint.std),
-        "shapes": {name: list(tensor.shape) for name, tensor in shapes.items()},
-        "stages": [asdict(stage) for stage in stages(model)],
-        "parameters": sum(p.numel() for p in parameters),
-        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        "parts": {name.strip(): _count(part) for name, part in parts.items()},
-        "device": str(device),
-        "provenance": dict(checkpoint.provenance),
-        "assumed": list(checkpoint.assumed),
     }
 
 
@@ -147,8 +154,9 @@ def info_text(values: dict) -> str:
     lines += _table("Normalisation, per channel", normalisation)
     shapes = {name: " x ".join(map(str, shape)) for name, shape in values["shapes"].items()}
     lines += _table("One pass, one picture", shapes)
-    lines += _table("Stages, and the parameters of each", _stage_rows(values["stages"]))
-    lines += _table("Parameters by part", {name: f"{count:,}" for name, count in values["parts"].items()})
+    if values["stages"]:
+        lines += _table("Stages, and the parameters of each", _stage_rows(values["stages"]))
+        lines += _table("Parameters by part", {name: f"{count:,}" for name, count in values["parts"].items()})
     lines += [f"Total parameters: {values['parameters']:,}"]
     lines += [f"Trained parameters: {values['trained_parameters']:,}", ""]
     # two sentences of a fact are parted by a semicolon (vit/convert.py)
