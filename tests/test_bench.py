@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vit.__main__ import main
-from vit.bench import BY_HEAD, FUSED, HEAT, LIGHT, MAPS, PLAIN, Bench, Rate, Row, bench, bench_lines
+from vit.bench import BY_HEAD, CHEFER, FUSED, HEAT, LIGHT, MAPS, PLAIN, Bench, Rate, Row, bench, bench_lines
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def found() -> Bench:
 def test_has_every_row(found):
     rows = [(row.batch, row.what) for row in found.rows]
     assert rows == [
-        *((1, what) for what in (PLAIN, MAPS, FUSED, BY_HEAD, LIGHT, HEAT)),
+        *((1, what) for what in (PLAIN, MAPS, FUSED, BY_HEAD, CHEFER, LIGHT, HEAT)),
         *((2, what) for what in (PLAIN, MAPS, FUSED, BY_HEAD)),
     ]
     assert found.rate.pictures == 8

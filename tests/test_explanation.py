@@ -19,7 +19,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 RESULTS = [
     field.name
     for field in fields(Explanation)
-    if field.name not in ("method", "token", "target", "versus", "x", "checkpoint")
+    if field.name not in ("method", "token", "readout", "target", "versus", "x", "checkpoint")
 ]
 OBLONG = {"img_size": (8, 12), "num_layers": 3, "num_heads": 2}  # a grid of 2 x 3, 7 tokens
 

@@ -22,7 +22,7 @@ RED, GREEN, BLUE, GREY, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128
 
 def checkpoint(img_size=32, in_channels=3, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616)):
     architecture = SimpleNamespace(img_size=img_size, in_channels=in_channels)
-    return SimpleNamespace(architecture=architecture, mean=mean, std=std)
+    return SimpleNamespace(architecture=architecture, mean=mean, std=std, eval_resize=None)
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:

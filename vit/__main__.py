@@ -1,4 +1,4 @@
-"""The command line: `python -m vit explain | probe | export | evaluate | info | data | convert | bench`.
+"""The command line: `python -m vit explain | probe | export | evaluate | score | atlas | ...`.
 
 Exit codes: 0 all is well; 2 bad input, with one line on stderr; 130 stopped by Ctrl-C.
 
@@ -223,6 +223,20 @@ def _score(args: argparse.Namespace) -> int:
     return 0
 
 
+def _atlas(args: argparse.Namespace) -> int:
+    from vit.atlas import atlas, atlas_lines, kept_path
+    from vit.progress import Bar
+
+    model, checkpoint = _load(args)
+    with Bar() as progress:
+        pictures = _pictures(args, checkpoint, args.split, progress)
+        found = atlas(model, checkpoint, pictures, args.images, progress=progress)
+    for path in filter(None, (kept_path(checkpoint.id), args.out)):
+        found.save(path)
+    print(json.dumps(asdict(found)) if args.json else "\n".join(atlas_lines(found)))
+    return 0
+
+
 def _info(args: argparse.Namespace) -> int:
     from vit.report import describe_model, info_text
 
@@ -311,6 +325,7 @@ _COMMANDS = {
     "export": _export,
     "evaluate": _evaluate,
     "score": _score,
+    "atlas": _atlas,
     "info": _info,
     "data": _data,
     "convert": _convert,

@@ -109,6 +109,16 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--out", type=Path, metavar="FOLDER", help="what is measured is kept here; default: the cache")
 
+    atlas = command(
+        "atlas", "Describe every head over many pictures: do heads specialise?",
+        "atlas --images 200", "atlas --checkpoint assets/weights/patterns.safetensors --data patterns",
+    )  # fmt: skip
+    _checkpoint_arguments(atlas)
+    _pictures_argument(atlas)
+    atlas.add_argument("--split", choices=("test", "train"), default="test", help="default: test")
+    atlas.add_argument("--images", type=_from_one, default=1000, metavar="N", help="default: 1000")
+    atlas.add_argument("--out", type=Path, metavar="FILE.json", help="all figures, those of offsets too")
+
     info = command("info", "Describe a checkpoint: shapes, parameters, provenance.", "info", "info --json")
     _checkpoint_arguments(info)
 
@@ -148,7 +158,9 @@ def build_parser() -> argparse.ArgumentParser:
         "bench", "Time maps, rollouts and overlays against a plain pass.",
         "bench", "bench --batches 1 --repeats 200",
     )  # fmt: skip
-    bench.add_argument("--batches", type=_sizes, default=(1, 256), metavar="N,...", help="default: 1,256")
+    bench.add_argument(
+        "--batches", type=_sizes, default=(1, 32, 256), metavar="N,...", help="default: 1,32,256"
+    )
     bench.add_argument("--repeats", type=_from_one, metavar="N", help="rounds; default: by the batch's size")
     _data_argument(bench, otherwise="random pixels")
     _device_argument(bench)

@@ -36,11 +36,14 @@ PLAIN = "plain forward"
 MAPS = "with maps"
 FUSED = "with maps and fused rollouts"
 BY_HEAD = "with maps and all rollouts, per head too"
+CHEFER = "Chefer relevance"
 LIGHT, HEAT = "48 overlays as light", "48 overlays as heat"
 GOALS = {  # (batch, row): the largest ratio to the plain forward
     (1, BY_HEAD): 1.25,
+    (1, CHEFER): 4,
     (1, LIGHT): 3,
     (1, HEAT): 3,
+    (32, FUSED): 1.15,
     (256, FUSED): 1.15,
     (256, BY_HEAD): 1.35,
 }
@@ -88,7 +91,7 @@ class Bench:
 
 
 def bench(
-    batches: tuple[int, ...] = (1, 256),
+    batches: tuple[int, ...] = (1, 32, 256),
     repeats: int | None = None,
     data: str | Path | None = None,
     *,
@@ -159,6 +162,7 @@ def _rows(model: VisualTransformer, x: torch.Tensor, picture: np.ndarray, rounds
 
     work: dict[str, Callable] = {PLAIN: plain, MAPS: maps, FUSED: lambda: explain(model, x), BY_HEAD: by_head}
     if B == 1:
+        work[CHEFER] = lambda: relevance(model, x, "chefer")
         by_layer_and_head = by_head()[1][0]  # (L, H, N, N)
         relevance = token_grid(token_row(by_layer_and_head, 0), model.grid).cpu().numpy()
         size_px = (_THUMB_PX, _THUMB_PX)

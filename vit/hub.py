@@ -12,6 +12,8 @@ import difflib
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +117,7 @@ def _described(timm, kind: str, key: str, name: str) -> tuple[str, dict, dict]:
         cfg, architecture, options = timm.models.load_model_config_from_hf(key)
     except KeyError as error:
         raise CheckpointError(f"{name} is no model of timm: its config.json names none.") from error
-    except Exception as error:
+    except _hub_errors() as error:
         raise _missing(name, key, "config.json", error) from error
     if not timm.is_model(architecture):
         raise CheckpointError(f"{name} is of an architecture that this timm does not know: {architecture!r}.")
@@ -136,7 +138,7 @@ def _fetched(hub_id: str | None, name: str, cfg: dict) -> Path:
     try:
         _reach(repo, file, revision)
         return Path(hf_hub_download(repo, file, revision=revision or None))
-    except Exception as error:
+    except _hub_errors() as error:
         raise _missing(name, hub_id, file, error) from error
 
 
@@ -148,8 +150,17 @@ def _reach(repo: str, file: str, revision: str) -> None:
         HfApi().model_info(repo, revision=revision or None, timeout=_PATIENCE_S)
 
 
-def _missing(name: str, hub_id: str, file: str, error: Exception) -> Exception:
-    """A sentence on why nothing came from the Hub; what the Hub is not known to raise stays itself."""
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client raises. Its HTTP library, whose errors it lets through, has changed before."""
+    from huggingface_hub import errors
+
+    libraries = [name for name in ("httpx2", "httpx") if find_spec(name)]
+    transport = [import_module(name).HTTPError for name in libraries]
+    return errors.HfHubHTTPError, errors.HFValidationError, errors.EntryNotFoundError, OSError, *transport
+
+
+def _missing(name: str, hub_id: str, file: str, error: Exception) -> CheckpointError:
+    """Why nothing came from the Hub, in a sentence."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -160,15 +171,12 @@ def _missing(name: str, hub_id: str, file: str, error: Exception) -> Exception:
     is_offline = isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
     if isinstance(error, errors.EntryNotFoundError) and not is_offline:
         return CheckpointError(f"{hub_id} has no {file}, and Patchlight reads no weights but safetensors.")
-    # the Hub's client has changed its HTTP library before: its errors are known by where they are from
-    if is_offline or type(error).__module__.startswith(("httpx", "httpcore", "requests")):
+    if is_offline or not isinstance(error, errors.HfHubHTTPError | OSError):
         return CheckpointError(
             f"The weights of {name} are not on this machine, and the Hugging Face Hub cannot be reached to"
             f" fetch {hub_id}: connect once, or ask for random weights."
         )
-    if isinstance(error, errors.HfHubHTTPError | OSError):
-        return CheckpointError(f"{hub_id} could not be fetched: {_one_line(error)}.")
-    return error
+    return CheckpointError(f"{hub_id} could not be fetched: {_one_line(error)}.")
 
 
 def _checkpoint(timm, model: ForeignTransformer, name: str, made_id: str, provenance: dict) -> Checkpoint:

@@ -23,6 +23,7 @@ from vit.methods import METHODS
 
 INTERVAL_Z = 1.959964  # 95 % of a normal distribution lie within
 AGREEING = 3  # removals that must agree
+_CHOSEN = Path(__file__).parents[1] / "assets" / "scores"  # of training pictures: test pictures only report
 CEILING = "leave_one_out"  # measured with the removal itself: shows how far one can get, and is not ranked
 _HIDDEN_BY = {
     "removed": "tokens dropped",
@@ -111,6 +112,12 @@ class Scores:
             raise ValueError(
                 f"{path} does not hold scores; make it anew with `python -m vit score`"
             ) from error
+
+
+def chosen_scores(checkpoint_id: str) -> Scores:
+    """The table over training pictures by which the page chooses: this checkpoint's, else the bundled one's."""
+    found = [Scores.load(path) for path in sorted(_CHOSEN.glob("*-train.json"), reverse=True)]
+    return next((scores for scores in found if scores.checkpoint_id == checkpoint_id), found[0])
 
 
 def verdict(estimates: Mapping[str, Estimate]) -> str:

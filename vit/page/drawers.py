@@ -1,4 +1,4 @@
-"""What is not needed at first sight: downloads, code, the model's facts."""
+"""What is not needed at first sight: methods compared, all heads, downloads, code, the model's facts."""
 
 import io
 import json
@@ -6,19 +6,33 @@ import json
 import numpy as np
 import streamlit as st
 
+from vit.page.compare import compare_drawer
 from vit.page.explained import Explained
+from vit.page.heads import heads_drawer
 from vit.page.view import plain, snippet
 
 
 @st.fragment
 def drawers(explained: Explained) -> None:
-    """The two drawers, closed. What is in them is made when they open: it would delay the first picture."""
+    """The drawers, closed. What is in them is made when they open: it would delay the first picture."""
     take_away = st.expander(
         "Download, link, code", icon=":material/download:", key="drawer_take_away", on_change="rerun"
     )
     if take_away.open:
         with take_away:
             _take_away(explained)
+    compare = st.expander(
+        "Compare methods", icon=":material/compare:", key="drawer_compare", on_change="rerun"
+    )
+    if compare.open:
+        with compare:
+            compare_drawer(explained)
+    heads = st.expander(
+        "All heads over many pictures", icon=":material/scatter_plot:", key="drawer_heads", on_change="rerun"
+    )
+    if heads.open:
+        with heads:
+            heads_drawer(explained)
     about = st.expander("About this model", icon=":material/info:", key="drawer_about", on_change="rerun")
     if about.open:
         with about:

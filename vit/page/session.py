@@ -12,6 +12,7 @@ from vit.page.view import View, plain
 
 _KEY = "view"
 _DATA_KEY = "data_set"
+START_KEY = "viewer_start"  # the view that the viewer was last told
 
 
 def tell(show, text: str) -> None:
@@ -47,6 +48,11 @@ def change_view(**changes) -> None:
 def keep_view(view: View) -> None:
     """Change the whole view from a callback."""
     st.session_state[_KEY] = view
+
+
+def forget_start() -> None:
+    """Let the viewer take the view that Python has chosen, though its picture stays (vit/page/viewer.py)."""
+    st.session_state.pop(START_KEY, None)
 
 
 def set_view(view: View) -> None:

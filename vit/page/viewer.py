@@ -11,9 +11,9 @@ import streamlit as st
 
 from vit import viewer
 from vit.page.explained import Explained
-from vit.page.session import current_view, keep_view
+from vit.page.session import START_KEY, current_view, keep_view
 
-_KEY, _START_KEY = "viewer", "viewer_start"
+_KEY = "viewer"
 
 _viewer = st.components.v2.component(
     "patchlight_viewer", html=viewer.html(), css=viewer.css(), js=viewer.js()
@@ -25,9 +25,9 @@ def show_viewer(explained: Explained) -> None:
     data, architecture = explained.payload, explained.architecture
     # The view of the moment when the picture came up: were it always the current one, each pin would change
     # the payload, and all maps would be sent again. Back from another tab, the viewer is a new one.
-    start = st.session_state.get(_START_KEY)
+    start = st.session_state.get(START_KEY)
     if start is None or start[0] != data["id"] or _KEY not in st.session_state:
-        start = st.session_state[_START_KEY] = data["id"], explained.view.all_params()
+        start = st.session_state[START_KEY] = data["id"], explained.view.all_params()
 
     def chosen() -> None:
         """What a person chose, into the session's view; judged there as strictly as a link."""
