@@ -28,6 +28,7 @@ from vit.explain_command import explain_data, first
 from vit.explanation import Explanation, explain
 from vit.files import write_whole
 from vit.images import normalise
+from vit.methods import relevance
 from vit.model import VisualTransformer
 from vit.overlay import Style, draw
 from vit.sources import CLASSES
@@ -164,10 +165,10 @@ def _rows(model: VisualTransformer, x: torch.Tensor, picture: np.ndarray, rounds
     if B == 1:
         work[CHEFER] = lambda: relevance(model, x, "chefer")
         by_layer_and_head = by_head()[1][0]  # (L, H, N, N)
-        relevance = token_grid(token_row(by_layer_and_head, 0), model.grid).cpu().numpy()
+        weights = token_grid(token_row(by_layer_and_head, 0), model.grid).cpu().numpy()
         size_px = (_THUMB_PX, _THUMB_PX)
         for what, kind in ((LIGHT, "light"), (HEAT, "heat")):
-            work[what] = partial(draw, picture, relevance, Style(kind), size_px=size_px)
+            work[what] = partial(draw, picture, weights, Style(kind), size_px=size_px)
     seconds = _interleaved(list(work.values()), rounds, x.device, progress, f"rounds at batch {B}")
     rows = []
     for what, times in zip(work, seconds, strict=True):

@@ -115,7 +115,7 @@ class Scores:
 
 
 def chosen_scores(checkpoint_id: str) -> Scores:
-    """The table over training pictures by which the page chooses: this checkpoint's, else the bundled one's."""
+    """The table over training pictures that the page chooses by: this checkpoint's, or a bundled one's."""
     found = [Scores.load(path) for path in sorted(_CHOSEN.glob("*-train.json"), reverse=True)]
     return next((scores for scores in found if scores.checkpoint_id == checkpoint_id), found[0])
 

@@ -67,17 +67,16 @@ def compare_drawer(explained: Explained) -> None:
 
 def _which_to_believe(scores: Scores, explained: Explained) -> str:
     best = scores.default
-    own = (
-        " of this model" if scores.checkpoint_id == explained.loaded.checkpoint.id else f" for {scores.model}"
-    )
+    is_own = scores.checkpoint_id == explained.loaded.checkpoint.id
+    whose = "this model" if is_own else f"another model, {scores.model}"
     text = "Which map should one believe? None is a full explanation, and they differ. "
     if best is None:
         return text
     row = next(row for row in scores.methods if row.method == best)
     others = sum(other.against_random != "ceiling" for other in scores.methods) - 1
     return text + (
-        f"On {scores.pictures:,} training pictures of {plain(whose)}, **{METHODS[best].title}** ranked the patches"
-        f" best: clearly better than {len(row.better_than)} of {others} others, so it stands first."
+        f"On {scores.pictures:,} training pictures of {plain(whose)}, **{METHODS[best].title}** ranked the "
+        f"patches best: clearly better than {len(row.better_than)} of {others} others, so it stands first."
     )
 
 

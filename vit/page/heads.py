@@ -69,8 +69,8 @@ def _one_head(head: Head, explained: Explained) -> None:
     )
     with words:
         st.markdown(
-            f"**Head {head.name}** gives most, on average, to the patch {_direction(offsets)}. In the map the "
-            "patch that looks is in the middle."
+            f"**Head {head.name}** gives most, on average, to the patch {_direction(offsets)}. In the map "
+            "the patch that looks is in the middle."
         )
         st.pills(
             "Pictures in which its look is hardest at one patch",
