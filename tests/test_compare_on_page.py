@@ -93,6 +93,7 @@ def test_a_chosen_point_changes_the_view(monkeypatch):
     heads._open(found, heads._chosen_point(found))
     assert (changed["method"], changed["layer"], changed["head"]) == ("raw", 2, 1)
     assert "viewer_start" not in state
+    assert state["atlas_chosen"]  # so that the whole page runs again
 
 
 def test_a_model_without_an_atlas_says_how_to_make_one(monkeypatch):

@@ -124,10 +124,10 @@ def _curves(method: str, scored: PictureScore):
             )
         )  # fmt: skip
     figure.update_layout(
-        height=150, margin={"l": 4, "r": 4, "t": 4, "b": 4},
+        height=170, margin={"l": 4, "r": 4, "t": 24, "b": 4},
         xaxis={"title": {"text": "most relevant patches, %", "font": {"size": 11}}},
-        yaxis={"range": [0, 100], "ticksuffix": " %"},
-        legend={"orientation": "h", "y": 1.25, "font": {"size": 10}},
+        yaxis={"range": [-3, 103], "ticksuffix": " %"},
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "font": {"size": 10}},
     )  # fmt: skip
     return figure
 

@@ -10,10 +10,13 @@ from vit.page.session import change_view, forget_start, tell
 from vit.page.view import plain
 
 _KEY, _TABLE_KEY, _PICTURE_KEY = "atlas_points", "atlas_table", "atlas_picture"
+_CHOSEN_KEY = "atlas_chosen"  # something outside the drawer has been changed
 
 
 def heads_drawer(explained: Explained) -> None:
     """The scatter, what it says in words, the same as a table, and the head that was chosen."""
+    if st.session_state.pop(_CHOSEN_KEY, False):
+        st.rerun()  # the viewer lies outside this fragment
     loaded = explained.loaded
     try:
         found = find_atlas(loaded.checkpoint.id)
@@ -76,7 +79,7 @@ def _one_head(head: Head, explained: Explained) -> None:
             "Pictures in which its look is hardest at one patch",
             head.strongest,
             key=_PICTURE_KEY,
-            on_change=lambda: _open_picture(),
+            on_change=_open_picture,
         )
 
 
@@ -136,8 +139,10 @@ def _open(found: Atlas, head: Head | None) -> None:
     if head is not None:
         change_view(method="raw", layer=head.layer - 1, head=head.head - 1, token="cls", looked_at=False)
         forget_start()
+        st.session_state[_CHOSEN_KEY] = True
 
 
 def _open_picture() -> None:
     if chosen := st.session_state[_PICTURE_KEY]:
         change_view(picture=f"test:{chosen}")
+        st.session_state[_CHOSEN_KEY] = True
