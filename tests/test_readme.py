@@ -15,17 +15,19 @@ from train.__main__ import main as train_main
 from train.bench import GOALS as TRAIN_GOALS
 from train.config import preset
 from vit.__main__ import main
+from vit.atlas import answer, find_atlas
 from vit.bench import GOALS
 from vit.checkpoint import BUNDLED, BUNDLED_PATTERNS, load
 from vit.evaluate import kept_predictions, shipped_path, wilson_interval
 from vit.patterns import SEED, make_patterns
+from vit.scoreboard import Scores, table_lines
 from vit.truth import mass_lines, object_mass
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
 # Those have tests of their own, need a data set, or take too long.
-NEED_DATA_OR_TIME = ("python -m vit evaluate", "python -m vit bench")
+NEED_DATA_OR_TIME = tuple(f"python -m vit {name}" for name in ("evaluate", "bench", "score", "atlas"))
 
 
 @pytest.fixture
@@ -89,6 +91,20 @@ def test_the_benchmark_s_table_is_whole_and_of_this_version():
     table = re.search(r"```\n(cpu, [^`]*plain forward.*?)```", README, re.S)[1]
     for (_, row), goal in GOALS.items():
         assert re.search(rf"{re.escape(row)} +[\d.]+ +[\d.]+ +goal <= {goal:g} ", table), row
+
+
+@pytest.mark.parametrize("name", ["vit-cifar10", "patterns"])
+def test_the_tables_of_methods_are_what_score_printed_for_the_bundled_models(name):
+    scores = Scores.load(ROOT / "assets" / "scores" / f"{name}.json")
+    assert all(line in README for line in table_lines(scores))
+    assert (
+        scores.checkpoint_id == load(ROOT / "assets" / "weights" / f"{name}.safetensors", device="cpu")[1].id
+    )
+    assert scores.pictures == 1000
+
+
+def test_what_the_atlas_says_is_what_it_printed():
+    assert all(line in README for line in answer(find_atlas(load(BUNDLED, device="cpu")[1].id)))
 
 
 def test_the_page_s_figures_are_whole_and_of_this_version():
