@@ -144,12 +144,17 @@ def explain(
     names = {"layer": layer} if layer is not None else {}
 
     def compute(x: Tensor) -> tuple[Tensor, ...]:
-        trace = model.trace(x)
-        attention = trace.maps
+        tokens = model.embed(x, dropout=False)
+        # layer by layer, not by `trace`: what nobody asks for is let go while it is still in the cache
+        layer_logits, attention = [], None
+        for depth, step in enumerate(model.steps(tokens, explicit=True, dropout=False)):
+            if attention is None:
+                attention = step.map.new_empty(len(x), model.num_layers, *step.map.shape[1:])
+            attention[:, depth] = step.map
+            layer_logits.append(model.classify(step.tokens))
+        logits = layer_logits[-1]
         rollout = rollout_by_layer(attention, **rollout_options)
-        layer_logits = torch.stack([model.classify(layer.tokens) for layer in trace.layers], dim=1)
-        layer_logits[:, -1] = trace.logits  # bit for bit: products of other shapes may round differently
-        found = trace.logits, trace.logits.softmax(dim=-1), layer_logits, attention, rollout
+        found = logits, logits.softmax(dim=-1), torch.stack(layer_logits, dim=1), attention, rollout
         if not is_view:
             return found
         depth = model.num_layers - 1 if layer is None else layer
